@@ -104,7 +104,7 @@ class AuditedProducer(Producer):
         extras = {name: settings.pop(name) for name in ("logger",) if name in settings}
         merged.update(settings)
         self._refusal: str | None = _UNFINISHED
-        self._ended_whole = False
+        self._has_aborted, self._ended_whole = True, None  # type: bool, bool | None
         self._closing = threading.RLock()
         self._config: ProducerConfig = read_config(merged)
         self._default_callback: DeliveryCallback | None = self._config.on_delivery
@@ -146,7 +146,7 @@ class AuditedProducer(Producer):
 
     def __del__(self) -> None:
         """One that is dropped without `close` is closed by its reporting thread, callbacks and all."""
-        if getattr(self, "_refusal", _UNFINISHED) is None:
+        if hasattr(self, "_refusal") and not self._is_over():
             self._reporting.close_dropped(self)
 
     @property
@@ -357,38 +357,44 @@ class AuditedProducer(Producer):
 
         An open transaction is aborted. Without a timeout (seconds) it ends when all is delivered or given up
         by its own timeout; with one, what is left is purged. Returns whether all was delivered, reports too,
-        and the same when it is repeated; a journal keeps what was not. While another thread closes it, this
+        and the same when it is repeated; a journal keeps what was not. One that was interrupted (Ctrl-C) is
+        gone on with when it is repeated, or at the process's end. While another thread closes it, this
         waits for that. Raises a callback's first error at its end, and RuntimeError at once in a signal's
         handler that would wait for what it interrupted.
         """
-        if self._refusal is not None:
-            return self._ended_whole
+        if self._is_over() or (self._refusal is not None and self._closing._is_owned()):  # type: ignore[attr-defined]
+            return bool(self._ended_whole)
         refuse_inside(self, "close", _LOCKED)
         deadline = math.inf if timeout < 0 else time.monotonic() + timeout
         if not self._closing.acquire(timeout=seconds_left(deadline)):
             return False
         try:
-            return self._ended_whole if self._refusal is not None else self._close(deadline)
+            return bool(self._ended_whole) if self._is_over() else self._close(deadline)
         finally:
             self._closing.release()
+
+    def _is_over(self) -> bool:
+        """Whether there is nothing to close; a `close` that was interrupted has left something."""
+        return self._refusal is not None and (self._refusal != _CLOSED or self._ended_whole is not None)
 
     def _close(self, deadline: float) -> bool:
         """As `close`, by the one thread that does."""
         raised: list[Exception] = []
-        abort, patience_s = super().abort_transaction, seconds_left(deadline, share=3)
-        ended = self._transactions.abort_open(abort, patience_s, raised)
-        drain(self, seconds_left(deadline, share=2), raised)
-        self._refusal = _CLOSED  # from here on nothing is taken
+        if self._refusal is None:
+            abort, patience_s = super().abort_transaction, seconds_left(deadline, share=3)
+            self._has_aborted = self._transactions.abort_open(abort, patience_s, raised)
+            drain(self, seconds_left(deadline, share=2), raised)
+            self._refusal = _CLOSED  # from here on nothing is taken
         streams = self._open_streams.end(_CLOSED)
         self._transactions.end(self._transactions.open, Outcome.UNKNOWN)
         delivered = self._tell_the_end(streams, deadline, raised)
         if self._journal is not None:
             self._journal.close()
-        producer_life.end(self, self._reporting)
         if self._publisher.own_connection is not None:
             self._publisher.own_connection.close()
         # The client's own `close` aborts what is open, and waits for that without an end.
-        self._ended_whole = bool(super().close()) and delivered if ended else False
+        self._ended_whole = bool(super().close()) and delivered if self._has_aborted else False
+        producer_life.end(self, self._reporting)
         if raised:
             raise raised[0]
         return self._ended_whole
@@ -566,7 +572,7 @@ class AuditedProducer(Producer):
         self._publisher.prepare_topic(min(max(patience_s, 0.1), TOPIC_TIMEOUT_S))
         self._publisher.publish_owed(self)
         for stream in streams:
-            self._publisher.publish(self, stream, stream.close(_now_ms()), deadline)
+            self._publisher.publish_end(self, stream, _now_ms(), deadline)
 
     def _flush_all(self, deadline: float, raised: list[Exception]) -> bool:
         """The last records and reports; what is left at the deadline is purged."""

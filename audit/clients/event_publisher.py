@@ -124,6 +124,16 @@ class EventPublisher:
             for event in unsent:
                 self._not_delivered(stream, event, None)
 
+    def publish_end(self, client: Producer, stream: StreamSession, now_ms: int, deadline: float) -> None:
+        """Close a stream and send its last events; if that is interrupted, all of them at the next time."""
+        events = stream.close(now_ms)
+        try:
+            self.publish(client, stream, events, deadline)
+        except BaseException:  # a signal's handler has raised, perhaps before any was sent
+            for event in events:
+                stream.report_again(event)
+            raise
+
     def publish_owed(self, client: Producer) -> None:
         """Send what an earlier session still owes, in its order."""
         for key, value in list(self._owed.items()):

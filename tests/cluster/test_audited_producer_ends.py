@@ -21,6 +21,7 @@ from millrace.audit.contract.events import CLOSED, EventLedger
 from millrace.audit.producer import AuditedProducer
 from tests.cluster.audited_topics import DEADLINE_S, facts_of, fate, read_all
 from tests.cluster.mock_kafka import identities, settings, told_by
+from tests.unit.audit.interruptions import handled_by, interrupting
 from tests.waiting import patience, until
 
 
@@ -138,6 +139,40 @@ def test_nor_does_a_kafka_exception_of_the_applications_own_keep_anything_back(
     facts = facts_of(told_by(mock_cluster), "flights")
     assert (facts.state, fate(facts, "acknowledged")) == (CLOSED, {1})
     assert producer.close() and facts.last_settled == facts.last_assigned
+
+
+@pytest.mark.safety
+@pytest.mark.parametrize(
+    "where",
+    [
+        lambda producer: (producer._transactions, "end"),
+        lambda producer: (producer._open_streams, "end"),
+        lambda producer: (producer._publisher, "take_undelivered"),
+        lambda producer: (producer._publisher, "publish"),
+        lambda producer: (producer._journal, "close"),
+    ],
+    ids=["abort", "streams", "undelivered", "reports", "journal"],
+)
+def test_a_close_that_was_interrupted_goes_on_when_it_is_repeated(mock_cluster, monkeypatch, tmp_path, where):
+    own = settings(
+        mock_cluster, millrace_report_interval_ms=3_600_000, millrace_journal=str(tmp_path / "journal")
+    )
+    producer = AuditedProducer(own)
+    producer.produce("flights", b"")
+    producer.flush()
+    part, name = where(producer)
+
+    def leave() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, handled_by(leave):
+        patch.setattr(part, name, interrupting(getattr(part, name)))
+        with pytest.raises(KeyboardInterrupt):
+            producer.close()
+        assert producer.close() and producer.close()
+    facts = facts_of(told_by(mock_cluster), "flights")
+    assert (facts.state, fate(facts, "acknowledged")) == (CLOSED, {1})
+    AuditedProducer(own).close()  # nobody holds the journal
 
 
 def test_a_stream_of_many_windows_is_followed_by_a_new_one(mock_cluster, monkeypatch):

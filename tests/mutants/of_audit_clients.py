@@ -8,6 +8,7 @@ UNIT = "tests/unit/audit"
 TESTIMONY = f"{UNIT}/test_consumer_testimony.py"
 CONSUMER = "audit/consumer.py"
 COMMITS = f"{UNIT}/test_consumer_commits.py"
+CLOSING = "tests/cluster/test_audited_producer_ends.py"
 TRANSACTIONS, ENDS = "audit/clients/transactions.py", f"{UNIT}/test_transactions.py"
 
 OF_AUDIT_CLIENTS = (
@@ -98,6 +99,22 @@ OF_AUDIT_CLIENTS = (
         rule="merge_commits(waiting + self._commits)",
         instead="[]",
         red=(f"{COMMITS}::test_nor_what_rests_behind_a_commit_that_waits_for_its_report",),
+    ),
+    Mutant(
+        name="interrupted-close-is-the-last-word",
+        promise="A producer whose close was interrupted can be closed, and tells its last counts then.",
+        file="audit/producer.py",
+        rule="(self._refusal != _CLOSED or self._ended_whole is not None)",
+        instead="True",
+        red=(f"{CLOSING}::test_a_close_that_was_interrupted_goes_on_when_it_is_repeated",),
+    ),
+    Mutant(
+        name="last-counts-lost-in-an-interruption",
+        promise="Nor are those lost that were not sent when it was interrupted.",
+        file="audit/clients/event_publisher.py",
+        rule="        except BaseException:  # a signal's handler has raised, perhaps before any was sent\n",
+        instead="        except ZeroDivisionError:\n",
+        red=(f"{CLOSING}::test_a_close_that_was_interrupted_goes_on_when_it_is_repeated",),
     ),
     Mutant(
         name="journal-believed-after-power-loss",
