@@ -233,6 +233,12 @@ class AuditedConsumer(Consumer):
         self._let_go(None)
         super().unsubscribe()
 
+    def set_sasl_credentials(self, username: str, password: str) -> None:
+        """For the application's connection and that of the reports."""
+        super().set_sasl_credentials(username, password)
+        self._config.client.update({"sasl.username": username, "sasl.password": password})
+        self._events.set_sasl_credentials(username, password)
+
     def report(self, timeout: float | None = None) -> bool:
         """Publish now what was counted since the last report; then store and commit what waited for it.
 
@@ -340,8 +346,7 @@ class AuditedConsumer(Consumer):
             self._commits = _merged([*self._commits, self._resting_places() if offsets is None else offsets])
 
     def _resting_places(self) -> list[TopicPartition]:
-        """What a commit without offsets means now: behind what the application got, or what it stored; but
-        not what is committed already."""
+        """What a commit without offsets means now: behind what was got, or stored, and not yet committed."""
         waiting = [each for waits in (*self._reported, *self._under_way) for each in waits[2]]
         places = _places(self._positions if self._config.stores_offsets else self._stored)
         return self._known.beyond(places, merge_commits(waiting + self._commits))

@@ -52,6 +52,7 @@ from millrace.audit.clients.delivery_reports import (
     DeliveryCallback,
     DeliveryReports,
     Destination,
+    first_given,
 )
 from millrace.audit.clients.event_publisher import EventPublisher
 from millrace.audit.clients.interruption import is_refusal, refuse_inside
@@ -181,7 +182,8 @@ class AuditedProducer(Producer):
             if self._preparation is not None:
                 self._check_usable()
                 value, key, partition = self._preparation.prepare(self, topic, value, key, partition, headers)
-        callback = callback or on_delivery or self._default_callback
+        if callback is None:  # one that is false, as an empty list with `__call__`, is one
+            callback = self._default_callback if on_delivery is None else on_delivery
         sequence = 0
         if not timestamp:
             try:
@@ -236,7 +238,7 @@ class AuditedProducer(Producer):
         A message may have `value`, `key`, `partition`, `callback`, `timestamp`, `headers`. Raises TypeError.
         """
         check_messages(messages, encoded=self._preparation is None)
-        told = callback or on_delivery or self._default_callback
+        callback = first_given(callback, on_delivery, self._default_callback)
         in_runs = not self._does_more
         accepted = 0
         for start in range(0, len(messages), BATCH_RUN):
@@ -248,9 +250,11 @@ class AuditedProducer(Producer):
                 if created_ms >= (stream.promise_ms or 0):
                     run = stream.assign_run(created_ms, len(part))
             if run is None or stream is None:
-                accepted += sum(self._produce_message(topic, message, partition, told) for message in part)
+                accepted += sum(
+                    self._produce_message(topic, message, partition, callback) for message in part
+                )
             else:
-                accepted += self._produce_run(stream, run, created_ms, part, partition, told)
+                accepted += self._produce_run(stream, run, created_ms, part, partition, callback)
         return accepted
 
     def send(
@@ -488,7 +492,7 @@ class AuditedProducer(Producer):
                 message.get("value"),
                 message.get("key"),
                 partition if own is None else own,
-                message.get("callback") or callback,
+                first_given(message.get("callback"), callback),
                 timestamp=message.get("timestamp") or 0,
                 headers=message.get("headers"),
             )
@@ -524,7 +528,7 @@ class AuditedProducer(Producer):
                         message.get("value"),
                         message.get("key"),
                         partition if own is None else own,
-                        destination.bind(sequence, message.get("callback") or callback),
+                        destination.bind(sequence, first_given(message.get("callback"), callback)),
                         None,
                         created_ms,
                         [identity] if headers is None else [*without_identity(headers), identity],

@@ -14,16 +14,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable
 
 from confluent_kafka import KafkaError
 
 from millrace.audit.clients.client_errors import is_fatal, kafka_error
+from millrace.audit.clients.producer_life import seconds_left
 from millrace.audit.clients.recovery import ProducerJournal
 from millrace.audit.clients.transaction_counts import OpenTransaction, Outcome
 
 _log = logging.getLogger("millrace.audit.producer")
+
+MAX_ABORTS = 10
 
 
 class Transactions:
@@ -60,15 +65,18 @@ class Transactions:
 
         `raised` gets what a callback raises meanwhile.
         """
-        if self.open is None:
-            return True
-        try:
-            self.finish(abort, timeout_s, Outcome.ABORTED)
-        except Exception as error:
-            if kafka_error(error) is None or (self.open is None and not is_fatal(error)):
-                raised.append(error)
-            else:
-                _log.warning("the open transaction was not aborted: %s", error)
+        deadline = math.inf if timeout_s < 0 else time.monotonic() + timeout_s
+        for _ in range(MAX_ABORTS):  # a callback's error may have ended one before its end
+            if self.open is None:
+                break
+            try:
+                self.finish(abort, seconds_left(deadline), Outcome.ABORTED)
+            except Exception as error:
+                if is_fatal(error) or not _may_hide_an_answer(error):
+                    _log.warning("the open transaction was not aborted: %s", error)
+                    break
+                if not _is_ready(error):
+                    raised.append(error)
         return self.open is None
 
     def _ask(self, finish: Callable[[float], None], timeout_s: float, outcome: Outcome) -> None:

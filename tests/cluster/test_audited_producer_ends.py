@@ -141,6 +141,26 @@ def test_nor_does_a_kafka_exception_of_the_applications_own_keep_anything_back(
     assert producer.close() and facts.last_settled == facts.last_assigned
 
 
+class Told(list):
+    """A callback that is false until it was called, and equal to others."""
+
+    def __call__(self, error, message):
+        self.append(message.value())
+
+
+def test_a_callback_that_is_false_is_told(mock_cluster):
+    default, told = Told(), [Told() for _ in range(5)]
+    producer = AuditedProducer({**settings(mock_cluster), "on_delivery": default})
+    producer.produce("flights", b"0", callback=told[0])
+    producer.produce("flights", b"1", on_delivery=told[1])
+    producer.produce("flights", b"-")
+    messages = [{"value": b"2", "callback": told[2]}, {"value": b"3"}]
+    producer.produce_batch("flights", messages, callback=told[3])
+    producer.produce_batch("flights", [{"value": b"4", "timestamp": 1}], on_delivery=told[4])
+    producer.close()
+    assert (default, told) == ([b"-"], [[b"%d" % number] for number in range(5)])
+
+
 @pytest.mark.safety
 @pytest.mark.parametrize(
     "where",

@@ -170,3 +170,15 @@ def test_a_place_in_a_later_epoch_is_beyond_a_higher_one_of_an_earlier():
     assert known.beyond(places(3, epoch=2), []) == places(3, epoch=2)
     assert known.beyond(places(9, epoch=0), []) == []
     assert known.beyond(places(9), []) == places(9)
+
+
+def test_new_credentials_reach_the_connection_of_the_reports_and_those_to_come(consumer, monkeypatch):
+    told = []
+    monkeypatch.setattr(
+        consumer, "_events", SimpleNamespace(
+            set_sasl_credentials=lambda *what: told.append(what), purge=bool, close=bool
+        )
+    )  # fmt: skip
+    consumer.set_sasl_credentials("reader", "new")
+    assert told == [("reader", "new")]
+    assert consumer._config.client["sasl.password"] == "new"

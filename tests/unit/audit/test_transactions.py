@@ -147,3 +147,10 @@ def test_and_one_that_the_client_cannot_abort_is_left(caplog):
     raised, client.refuses = [], [TIMEOUT]
     assert not transactions.abort_open(client.abort, -1, raised)
     assert raised == [] and "was not aborted" in caplog.text
+
+
+def test_an_abort_that_a_callbacks_error_ended_early_is_called_again():
+    client, transactions = opened()
+    raised, client.raising, client.refuses = [], [CALLBACKS[2]], [TIMEOUT, TIMEOUT]
+    assert transactions.abort_open(client.abort, -1, raised)
+    assert raised == [CALLBACKS[2]] and client.state == READY
