@@ -34,7 +34,6 @@ common is looked up once for all of them (`session`, a stream's moment).
 
 from __future__ import annotations
 
-import logging
 import math
 import secrets
 import struct
@@ -74,8 +73,6 @@ from millrace.audit.clients.transaction_counts import Outcome
 from millrace.audit.clients.transactions import Transactions
 from millrace.audit.contract.events import CLOSED
 from millrace.audit.contract.header import HEADER_KEY, encode_producer_name
-
-_log = logging.getLogger("millrace.audit.producer")
 
 BATCH_RUN = 256
 PURGE_TIMEOUT_S, TOPIC_TIMEOUT_S = 1.0, 5.0
