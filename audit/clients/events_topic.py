@@ -67,8 +67,8 @@ def ensure_events_topic(client: Mapping[str, Any], topic: str, timeout_s: float)
     try:
         if topic in admin.list_topics(timeout=timeout_s).topics:
             return TopicState.READY
-    except KafkaException as error:
-        _log.warning("events topic %s cannot be reached yet, counts wait: %s", topic, error)
+    except KafkaException as unanswered:
+        _log.warning("events topic %s cannot be reached yet, counts wait: %s", topic, unanswered)
         return TopicState.UNREACHABLE
     for replication_factor in (-1, 1):
         new = NewTopic(
