@@ -48,10 +48,12 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
+from millrace.audit.clients.client_errors import kafka_error
 from millrace.audit.clients.consumer_config import ConsumerConfig, read_consumer_config
 from millrace.audit.clients.consumer_counts import SessionCounts, merge_commits
 from millrace.audit.clients.events_topic import TopicState, connection_settings, ensure_events_topic
 from millrace.audit.clients.interruption import refuse_inside
+from millrace.audit.clients.known_commits import KnownCommits
 from millrace.audit.contract.event_values import TierEvent
 from millrace.audit.contract.group_counts import commit_mark
 
@@ -73,7 +75,6 @@ _LOCKED = frozenset(
         "_publish_report",
         "_remember_commit",
         "_remember_store",
-        "_to_commit",
         "untrusted",
     }
 )
@@ -101,7 +102,8 @@ class AuditedConsumer(Consumer):
         extras = {name: settings.pop(name) for name in ("logger",) if name in settings}
         merged.update(settings)
         self._config: ConsumerConfig = read_consumer_config(merged)
-        super().__init__(self._config.client, **extras)
+        self._known = KnownCommits(self._config.client.get("on_commit"))
+        super().__init__({**self._config.client, "on_commit": self._known}, **extras)
         self._events = self._connect_events()
         self._untrusted: dict[str, int] = {}
         self._counts = self._new_session()
@@ -183,11 +185,10 @@ class AuditedConsumer(Consumer):
                     f"{self._config.report_timeout_ms} ms",
                 )
             )
-        if offsets is None and not (offsets := self._to_commit()):
-            nothing: list[TopicPartition] = super().commit(asynchronous=False)
-            return nothing
-        marked = [_marked(each, self._mark) for each in offsets]
-        committed: list[TopicPartition] = super().commit(offsets=marked, asynchronous=False)
+        # Without offsets the client commits what was stored just now, where that is beyond what is committed.
+        marked = {} if offsets is None else {"offsets": [_marked(each, self._mark) for each in offsets]}
+        committed: list[TopicPartition] = super().commit(**marked, asynchronous=False)
+        self._known.note(committed)
         return committed
 
     def store_offsets(self, message: Any = None, offsets: list[TopicPartition] | None = None) -> None:
@@ -231,6 +232,12 @@ class AuditedConsumer(Consumer):
         """As confluent-kafka's `unsubscribe`, behind a report."""
         self._let_go(None)
         super().unsubscribe()
+
+    def set_sasl_credentials(self, username: str, password: str) -> None:
+        """For the application's connection and that of the reports."""
+        super().set_sasl_credentials(username, password)
+        self._config.client.update({"sasl.username": username, "sasl.password": password})
+        self._events.set_sasl_credentials(username, password)
 
     def report(self, timeout: float | None = None) -> bool:
         """Publish now what was counted since the last report; then store and commit what waited for it.
@@ -336,22 +343,19 @@ class AuditedConsumer(Consumer):
 
     def _remember_commit(self, offsets: list[TopicPartition] | None) -> None:
         with self._lock:
-            self._commits.append(self._resting_places() if offsets is None else list(offsets))
+            self._commits = _merged([*self._commits, self._resting_places() if offsets is None else offsets])
+
+    def _resting_places(self) -> list[TopicPartition]:
+        """What a commit without offsets means now: behind what was got, or stored, and not yet committed."""
+        waiting = [each for waits in (*self._reported, *self._under_way) for each in waits[2]]
+        places = _places(self._positions if self._config.stores_offsets else self._stored)
+        return self._known.beyond(places, merge_commits(waiting + self._commits))
 
     def _remember_store(self, offsets: list[TopicPartition]) -> None:
         with self._lock:
-            self._stores.append(offsets)
+            self._stores = _merged([*self._stores, offsets])
             for each in offsets:
                 self._stored[each.topic, each.partition] = (each.offset, each.leader_epoch)
-
-    def _to_commit(self) -> list[TopicPartition]:
-        with self._lock:
-            return self._resting_places()
-
-    def _resting_places(self) -> list[TopicPartition]:
-        """What a commit without offsets means now: behind what the application got, or what it stored."""
-        places = self._positions if self._config.stores_offsets else self._stored
-        return _places(places)
 
     def _let_go(self, partitions: Iterable[TopicPartition] | None) -> None:
         """Report and store before partitions (None: all) go to somebody else; then forget where they were.
@@ -371,6 +375,7 @@ class AuditedConsumer(Consumer):
                     kept = [each for each in offsets if (each.topic, each.partition) not in (gone or ())]
                     offsets[:] = [] if gone is None else kept
                 lists[:] = filter(None, lists)
+        self._known.forget(gone)
 
     def _has_waiting(self, partitions: Iterable[TopicPartition]) -> bool:
         gone = {(each.topic, each.partition) for each in partitions}
@@ -413,8 +418,8 @@ class AuditedConsumer(Consumer):
                 if told:
                     self._reported += covered
                 else:
-                    self._stores = stores + self._stores
-                    self._commits = commits + self._commits
+                    self._stores = _merged(stores + self._stores)
+                    self._commits = _merged(commits + self._commits)
         if not told:
             return False
         with self._lock:
@@ -447,7 +452,9 @@ class AuditedConsumer(Consumer):
             self._events.flush(max(deadline - time.monotonic(), 0.0))
         except KafkaException as error:
             # Without an `error_cb` the client raises a fatal error from here, once, and works no more.
-            _log.warning("reports go through another connection now: %s", error.args[0].str())
+            if kafka_error(error) is None:
+                raise  # a signal's handler has
+            _log.warning("reports go through another connection now: %s", error)
             self._events = self._connect_events()
         finally:
             with self._lock:
@@ -470,7 +477,8 @@ class AuditedConsumer(Consumer):
             except KafkaException as error:
                 _log.warning("a report of %d bytes was not taken: %s", len(value), error)
                 # One that is too large keeps the offsets that wait for it back, and no other report.
-                return bool(error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE)
+                refusal = kafka_error(error)
+                return refusal is not None and refusal.code() == KafkaError.MSG_SIZE_TOO_LARGE
 
     def _prepare_topic(self, deadline: float) -> bool:
         """Whether events can be sent; a cluster that answers but creates nothing must do so unasked."""
@@ -510,7 +518,7 @@ class AuditedConsumer(Consumer):
     def _commit_behind(self, commits: list[list[TopicPartition]], mark: str) -> None:
         offsets = [_marked(each, mark) for each in merge_commits(commits)]
         try:
-            if offsets:
+            if commits:  # of nothing too: the client tells `on_commit`
                 super().commit(offsets=offsets, asynchronous=True)
         except (KafkaException, RuntimeError) as error:
             _log.info("nothing was committed: %s", error)
@@ -534,6 +542,11 @@ def _places_behind(messages: Iterable[Any]) -> _Offsets:
 
 def _places(offsets: _Offsets) -> list[TopicPartition]:
     return [_place(*place, *where) for place, where in offsets.items()]
+
+
+def _merged(lists: list[list[TopicPartition]]) -> list[list[TopicPartition]]:
+    """What waits, as one list: it does not grow with the calls."""
+    return [merge_commits(lists)] if lists else []
 
 
 def _behind(message: Any) -> TopicPartition:

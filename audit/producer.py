@@ -34,14 +34,12 @@ common is looked up once for all of them (`session`, a stream's moment).
 
 from __future__ import annotations
 
-import logging
 import math
 import secrets
 import struct
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -53,6 +51,7 @@ from millrace.audit.clients.delivery_reports import (
     DeliveryCallback,
     DeliveryReports,
     Destination,
+    first_given,
 )
 from millrace.audit.clients.event_publisher import EventPublisher
 from millrace.audit.clients.interruption import is_refusal, refuse_inside
@@ -74,8 +73,6 @@ from millrace.audit.clients.transaction_counts import Outcome
 from millrace.audit.clients.transactions import Transactions
 from millrace.audit.contract.events import CLOSED
 from millrace.audit.contract.header import HEADER_KEY, encode_producer_name
-
-_log = logging.getLogger("millrace.audit.producer")
 
 BATCH_RUN = 256
 PURGE_TIMEOUT_S, TOPIC_TIMEOUT_S = 1.0, 5.0
@@ -105,7 +102,7 @@ class AuditedProducer(Producer):
         extras = {name: settings.pop(name) for name in ("logger",) if name in settings}
         merged.update(settings)
         self._refusal: str | None = _UNFINISHED
-        self._ended_whole = False
+        self._has_aborted, self._ended_whole = True, None  # type: bool, bool | None
         self._closing = threading.RLock()
         self._config: ProducerConfig = read_config(merged)
         self._default_callback: DeliveryCallback | None = self._config.on_delivery
@@ -147,7 +144,7 @@ class AuditedProducer(Producer):
 
     def __del__(self) -> None:
         """One that is dropped without `close` is closed by its reporting thread, callbacks and all."""
-        if getattr(self, "_refusal", _UNFINISHED) is None:
+        if hasattr(self, "_refusal") and not self._is_over():
             self._reporting.close_dropped(self)
 
     @property
@@ -182,7 +179,8 @@ class AuditedProducer(Producer):
             if self._preparation is not None:
                 self._check_usable()
                 value, key, partition = self._preparation.prepare(self, topic, value, key, partition, headers)
-        callback = callback or on_delivery or self._default_callback
+        if callback is None:  # one that is false, as an empty list with `__call__`, is one
+            callback = self._default_callback if on_delivery is None else on_delivery
         sequence = 0
         if not timestamp:
             try:
@@ -237,7 +235,7 @@ class AuditedProducer(Producer):
         A message may have `value`, `key`, `partition`, `callback`, `timestamp`, `headers`. Raises TypeError.
         """
         check_messages(messages, encoded=self._preparation is None)
-        told = callback or on_delivery or self._default_callback
+        callback = first_given(callback, on_delivery, self._default_callback)
         in_runs = not self._does_more
         accepted = 0
         for start in range(0, len(messages), BATCH_RUN):
@@ -249,9 +247,11 @@ class AuditedProducer(Producer):
                 if created_ms >= (stream.promise_ms or 0):
                     run = stream.assign_run(created_ms, len(part))
             if run is None or stream is None:
-                accepted += sum(self._produce_message(topic, message, partition, told) for message in part)
+                accepted += sum(
+                    self._produce_message(topic, message, partition, callback) for message in part
+                )
             else:
-                accepted += self._produce_run(stream, run, created_ms, part, partition, told)
+                accepted += self._produce_run(stream, run, created_ms, part, partition, callback)
         return accepted
 
     def send(
@@ -346,49 +346,56 @@ class AuditedProducer(Producer):
         fatal one leaves them ambiguous.
         """
         self._check_usable("commit_transaction")
-        self._transactions.finish(partial(super().commit_transaction, timeout), Outcome.COMMITTED)
+        self._transactions.finish(super().commit_transaction, timeout, Outcome.COMMITTED)
 
     def abort_transaction(self, timeout: float = -1) -> None:
         """Abort; the transaction's records are failed then, for no reader of committed data will see them."""
         self._check_usable("abort_transaction")
-        self._transactions.finish(partial(super().abort_transaction, timeout), Outcome.ABORTED)
+        self._transactions.finish(super().abort_transaction, timeout, Outcome.ABORTED)
 
     def close(self, timeout: float = -1) -> bool:
         """Deliver what is queued, report the final counts and that the streams are closed. Safe to repeat.
 
         An open transaction is aborted. Without a timeout (seconds) it ends when all is delivered or given up
         by its own timeout; with one, what is left is purged. Returns whether all was delivered, reports too,
-        and the same when it is repeated; a journal keeps what was not. While another thread closes it, this
+        and the same when it is repeated; a journal keeps what was not. One that was interrupted (Ctrl-C) is
+        gone on with when it is repeated, or at the process's end. While another thread closes it, this
         waits for that. Raises a callback's first error at its end, and RuntimeError at once in a signal's
         handler that would wait for what it interrupted.
         """
-        if self._refusal is not None:
-            return self._ended_whole
+        if self._is_over() or (self._refusal is not None and self._closing._is_owned()):  # type: ignore[attr-defined]
+            return bool(self._ended_whole)
         refuse_inside(self, "close", _LOCKED)
         deadline = math.inf if timeout < 0 else time.monotonic() + timeout
         if not self._closing.acquire(timeout=seconds_left(deadline)):
             return False
         try:
-            return self._ended_whole if self._refusal is not None else self._close(deadline)
+            return bool(self._ended_whole) if self._is_over() else self._close(deadline)
         finally:
             self._closing.release()
 
+    def _is_over(self) -> bool:
+        """Whether there is nothing to close; a `close` that was interrupted has left something."""
+        return self._refusal is not None and (self._refusal != _CLOSED or self._ended_whole is not None)
+
     def _close(self, deadline: float) -> bool:
         """As `close`, by the one thread that does."""
-        ended = self._abort_open(seconds_left(deadline, share=3))
         raised: list[Exception] = []
-        drain(self, seconds_left(deadline, share=2), raised)
-        self._refusal = _CLOSED  # from here on nothing is taken
+        if self._refusal is None:
+            abort, patience_s = super().abort_transaction, seconds_left(deadline, share=3)
+            self._has_aborted = self._transactions.abort_open(abort, patience_s, raised)
+            drain(self, seconds_left(deadline, share=2), raised)
+            self._refusal = _CLOSED  # from here on nothing is taken
         streams = self._open_streams.end(_CLOSED)
         self._transactions.end(self._transactions.open, Outcome.UNKNOWN)
         delivered = self._tell_the_end(streams, deadline, raised)
         if self._journal is not None:
             self._journal.close()
-        producer_life.end(self, self._reporting)
         if self._publisher.own_connection is not None:
             self._publisher.own_connection.close()
         # The client's own `close` aborts what is open, and waits for that without an end.
-        self._ended_whole = bool(super().close()) and delivered if ended else False
+        self._ended_whole = bool(super().close()) and delivered if self._has_aborted else False
+        producer_life.end(self, self._reporting)
         if raised:
             raise raised[0]
         return self._ended_whole
@@ -482,7 +489,7 @@ class AuditedProducer(Producer):
                 message.get("value"),
                 message.get("key"),
                 partition if own is None else own,
-                message.get("callback") or callback,
+                first_given(message.get("callback"), callback),
                 timestamp=message.get("timestamp") or 0,
                 headers=message.get("headers"),
             )
@@ -518,7 +525,7 @@ class AuditedProducer(Producer):
                         message.get("value"),
                         message.get("key"),
                         partition if own is None else own,
-                        destination.bind(sequence, message.get("callback") or callback),
+                        destination.bind(sequence, first_given(message.get("callback"), callback)),
                         None,
                         created_ms,
                         [identity] if headers is None else [*without_identity(headers), identity],
@@ -537,17 +544,6 @@ class AuditedProducer(Producer):
             if sequence <= last:
                 stream.give_back(window, sequence, last)
         return sequence - first
-
-    def _abort_open(self, timeout_s: float) -> bool:
-        """Before closing: whether no transaction is left that the client's own `close` would wait for."""
-        if self._transactions.open is None:
-            return True
-        try:
-            self.abort_transaction(timeout_s)
-        except KafkaException as error:
-            _log.warning("the open transaction was not aborted: %s", error.args[0].str())
-            return bool(error.args[0].fatal())
-        return True
 
     def _tell_the_end(self, streams: list[StreamSession], deadline: float, raised: list[Exception]) -> bool:
         """The last records and reports; whether all of them were delivered. A purge of the application's that
@@ -577,7 +573,7 @@ class AuditedProducer(Producer):
         self._publisher.prepare_topic(min(max(patience_s, 0.1), TOPIC_TIMEOUT_S))
         self._publisher.publish_owed(self)
         for stream in streams:
-            self._publisher.publish(self, stream, stream.close(_now_ms()), deadline)
+            self._publisher.publish_end(self, stream, _now_ms(), deadline)
 
     def _flush_all(self, deadline: float, raised: list[Exception]) -> bool:
         """The last records and reports; what is left at the deadline is purged."""

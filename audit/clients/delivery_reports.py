@@ -31,6 +31,11 @@ Report = Callable[[int, KafkaError | None, Any], None]
 Take = Callable[[tuple[int, int]], None]
 
 
+def first_given(*callbacks: DeliveryCallback | None) -> DeliveryCallback | None:
+    """Which may be false, as a list that can be called."""
+    return next((each for each in callbacks if each is not None), None)
+
+
 class ToldAlways:
     """A callback that hears of every record, whatever the application wants to hear."""
 
@@ -63,8 +68,8 @@ class Destination:
         if callback is None:
             return MethodType(self.record, number)
         told, function = self.last
-        # A bound method of the application's is another object each time, but equal.
-        if callback is not told and callback != told:
+        # A bound method of the application's is another object each time, but equal. Other equals are others.
+        if callback is not told and not (type(callback) is MethodType and callback == told):
             function = self._telling(callback)
             self.last = (callback, function)
         return MethodType(function, number)

@@ -24,6 +24,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from millrace.audit.clients.client_errors import is_fatal, kafka_error
 from millrace.audit.clients.events_topic import TopicState, connection_settings, ensure_events_topic
 from millrace.audit.clients.producer_life import drain
 from millrace.audit.clients.recovery import ProducerJournal
@@ -116,12 +117,22 @@ class EventPublisher:
                     if not self._send(client, key, value, partial(self._delivered, stream, event), deadline):
                         return
                 except KafkaException as refusal:
-                    _log.warning("report %s is refused: %s", key.decode(), refusal.args[0].str())
-                    self._not_delivered(stream, event, refusal.args[0])
+                    _log.warning("report %s is refused: %s", key.decode(), refusal)
+                    self._not_delivered(stream, event, kafka_error(refusal))
                 unsent.pop(0)
         finally:
             for event in unsent:
                 self._not_delivered(stream, event, None)
+
+    def publish_end(self, client: Producer, stream: StreamSession, now_ms: int, deadline: float) -> None:
+        """Close a stream and send its last events; if that is interrupted, all of them at the next time."""
+        events = stream.close(now_ms)
+        try:
+            self.publish(client, stream, events, deadline)
+        except BaseException:  # a signal's handler has raised, perhaps before any was sent
+            for event in events:
+                stream.report_again(event)
+            raise
 
     def publish_owed(self, client: Producer) -> None:
         """Send what an earlier session still owes, in its order."""
@@ -134,8 +145,8 @@ class EventPublisher:
                 if not sent:
                     return
             except KafkaException as refusal:
-                refused = refusal.args[0]
-                _log.warning("report %s is refused: %s", key, refused.str())
+                refused = kafka_error(refusal)
+                _log.warning("report %s is refused: %s", key, refusal)
             finally:
                 if not sent:
                     self._owe_again(key, value, refused)
@@ -162,7 +173,7 @@ class EventPublisher:
             own.poll(timeout_s)
         except KafkaException as error:
             # Without an `error_cb` the client raises a fatal error from here, once, and works no more.
-            if not _is_fatal(error):
+            if not is_fatal(error):
                 raise
             self._give_up(own, error)
 
@@ -204,7 +215,7 @@ class EventPublisher:
                 return
             except KafkaException as error:
                 self._in_flight.discard(token)
-                _log.warning("reports go through a connection of their own now: %s", error.args[0].str())
+                _log.warning("reports go through a connection of their own now: %s", error)
                 own = self._connect()
             except BaseException:
                 self._in_flight.discard(token)
@@ -212,14 +223,14 @@ class EventPublisher:
         try:
             _produce(own, self._topic, value, key, -1, lambda error, _: delivered(error))
         except KafkaException as error:
-            if not _is_fatal(error):
+            if not is_fatal(error):
                 raise
             self._give_up(own, error)
             _produce(self._connect(), self._topic, value, key, -1, lambda error, _: delivered(error))
 
     def _give_up(self, own: Producer, error: KafkaException) -> None:
         """It works no more. What it had and did not deliver is told again."""
-        _log.warning("reports go through another connection now: %s", error.args[0].str())
+        _log.warning("reports go through another connection now: %s", error)
         self.own_connection = None
         own.purge()
         drain(own, PURGE_TIMEOUT_S, [])
@@ -254,10 +265,6 @@ class EventPublisher:
             self._owe_again(key, value, error)
         elif self._journal is not None:
             self._journal.carried(key)
-
-
-def _is_fatal(error: KafkaException) -> bool:
-    return bool(error.args[0].fatal() or error.args[0].code() == KafkaError._FATAL)
 
 
 def _is_too_large(error: KafkaError | None) -> bool:

@@ -26,7 +26,8 @@ _CONNECTION_KEYS = (
     "client.dns.lookup",
     "log_level",
 )
-_CONNECTION_PREFIXES = ("security.", "sasl.", "ssl.", "enable.ssl.", "socket.", "broker.address.", "oauth")
+_CONNECTION_PREFIXES = ("security.", "sasl.", "ssl.", "enable.ssl.", "enable.sasl.", "https.",
+                        "socket.", "broker.address.", "oauth")  # fmt: skip
 _RETRY_LATER = frozenset(
     {
         KafkaError._TIMED_OUT,
@@ -66,7 +67,8 @@ def ensure_events_topic(client: Mapping[str, Any], topic: str, timeout_s: float)
     try:
         if topic in admin.list_topics(timeout=timeout_s).topics:
             return TopicState.READY
-    except KafkaException:
+    except KafkaException as unanswered:
+        _log.warning("events topic %s cannot be reached yet, counts wait: %s", topic, unanswered)
         return TopicState.UNREACHABLE
     for replication_factor in (-1, 1):
         new = NewTopic(

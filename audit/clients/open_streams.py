@@ -34,6 +34,7 @@ class OpenStreams:
         self._identity, self._config, self._journal = identity, config, journal
         self._retired: list[StreamSession] = []
         self._refusal: str | None = None
+        self._ended: list[StreamSession] = []
         self._lock = threading.Lock()
 
     def open(self, topic: str, *, clocked: bool, now_ms: int) -> StreamSession:
@@ -116,13 +117,13 @@ class OpenStreams:
                 yield stream, stream.report(clock_ms()), False
 
     def end(self, refusal: str) -> list[StreamSession]:
-        """All that live; from here on none is opened, for this reason."""
+        """All that live; from here on none is opened, for this reason. Safe to repeat: the same again."""
         with self._lock:
             self._refusal = refusal
-            streams = [*self.by_topic.values(), *self._retired]
+            self._ended = self._ended or [*self.by_topic.values(), *self._retired]
             self.by_topic.clear()
             self._retired = []
-            return streams
+            return list(self._ended)
 
     def forked(self, refusal: str) -> None:
         """In a child: they are the parent's. A thread that held the lock does not exist here."""

@@ -17,7 +17,7 @@ import time
 import weakref
 from typing import Any, Protocol
 
-from confluent_kafka import KafkaException
+from millrace.audit.clients.client_errors import is_fatal
 
 _log = logging.getLogger("millrace.audit.producer")
 
@@ -111,11 +111,9 @@ def drain(client: Any, timeout_s: float, raised: list[Exception]) -> int:
     while True:
         try:
             return int(client.flush(seconds_left(deadline)))
-        except KafkaException as error:
-            if not error.args[0].fatal():
-                raised.append(error)
         except Exception as error:
-            raised.append(error)
+            if not is_fatal(error):
+                raised.append(error)
         if client.__len__() == 0:  # by its name, for the client may be a `super()`
             return 0
 

@@ -32,10 +32,14 @@ class Outcome(Enum):
 
 
 class OpenTransaction:
-    """One transaction. Safe to call from any thread."""
+    """One transaction. Safe to call from any thread.
+
+    `asked`: the end that the client was asked for by now (`transactions`), UNKNOWN where for both.
+    """
 
     def __init__(self) -> None:
         self.outcome: Outcome | None = None
+        self.asked: Outcome | None = None
         self._held: list[tuple[StreamSession, WindowCounts, Arrivals]] = []
         self._lock = Lock()
 

@@ -21,6 +21,7 @@ from millrace.audit.contract.events import CLOSED, EventLedger
 from millrace.audit.producer import AuditedProducer
 from tests.cluster.audited_topics import DEADLINE_S, facts_of, fate, read_all
 from tests.cluster.mock_kafka import identities, settings, told_by
+from tests.unit.audit.interruptions import handled_by, interrupting
 from tests.waiting import patience, until
 
 
@@ -111,6 +112,87 @@ def test_what_a_callback_raises_comes_out_and_the_counts_are_told_nevertheless(m
         producer.close()
     facts = facts_of(told_by(mock_cluster), "flights")
     assert (facts.state, fate(facts, "acknowledged")) == (CLOSED, {1, 2})
+
+
+@pytest.mark.parametrize(
+    "error", [KafkaException("text"), KafkaException(KafkaError(KafkaError._FAIL, "mine"))], ids=repr
+)
+@pytest.mark.parametrize("transactional", [False, True])
+def test_nor_does_a_kafka_exception_of_the_applications_own_keep_anything_back(
+    mock_cluster, error, transactional
+):
+    def fail(*_):
+        raise error
+
+    own = {"transactional_id": "writer"} if transactional else {}
+    producer = AuditedProducer(settings(mock_cluster, **own))
+    if transactional:
+        producer.init_transactions(patience(DEADLINE_S))
+        producer.begin_transaction()
+        producer.produce("flights", b"", on_delivery=fail)
+        with pytest.raises(KafkaException, match=r"text|mine"):
+            producer.commit_transaction()
+        producer.begin_transaction()
+    producer.produce("flights", b"", on_delivery=fail)
+    with pytest.raises(KafkaException, match=r"text|mine"):
+        producer.close()
+    facts = facts_of(told_by(mock_cluster), "flights")
+    assert (facts.state, fate(facts, "acknowledged")) == (CLOSED, {1})
+    assert producer.close() and facts.last_settled == facts.last_assigned
+
+
+class Told(list):
+    """A callback that is false until it was called, and equal to others."""
+
+    def __call__(self, error, message):
+        self.append(message.value())
+
+
+def test_a_callback_that_is_false_is_told(mock_cluster):
+    default, told = Told(), [Told() for _ in range(5)]
+    producer = AuditedProducer({**settings(mock_cluster), "on_delivery": default})
+    producer.produce("flights", b"0", callback=told[0])
+    producer.produce("flights", b"1", on_delivery=told[1])
+    producer.produce("flights", b"-")
+    messages = [{"value": b"2", "callback": told[2]}, {"value": b"3"}]
+    producer.produce_batch("flights", messages, callback=told[3])
+    producer.produce_batch("flights", [{"value": b"4", "timestamp": 1}], on_delivery=told[4])
+    producer.close()
+    assert (default, told) == ([b"-"], [[b"%d" % number] for number in range(5)])
+
+
+@pytest.mark.safety
+@pytest.mark.parametrize(
+    "where",
+    [
+        lambda producer: (producer._transactions, "end"),
+        lambda producer: (producer._open_streams, "end"),
+        lambda producer: (producer._publisher, "take_undelivered"),
+        lambda producer: (producer._publisher, "publish"),
+        lambda producer: (producer._journal, "close"),
+    ],
+    ids=["abort", "streams", "undelivered", "reports", "journal"],
+)
+def test_a_close_that_was_interrupted_goes_on_when_it_is_repeated(mock_cluster, monkeypatch, tmp_path, where):
+    own = settings(
+        mock_cluster, millrace_report_interval_ms=3_600_000, millrace_journal=str(tmp_path / "journal")
+    )
+    producer = AuditedProducer(own)
+    producer.produce("flights", b"")
+    producer.flush()
+    part, name = where(producer)
+
+    def leave() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, handled_by(leave):
+        patch.setattr(part, name, interrupting(getattr(part, name)))
+        with pytest.raises(KeyboardInterrupt):
+            producer.close()
+        assert producer.close() and producer.close()
+    facts = facts_of(told_by(mock_cluster), "flights")
+    assert (facts.state, fate(facts, "acknowledged")) == (CLOSED, {1})
+    AuditedProducer(own).close()  # nobody holds the journal
 
 
 def test_a_stream_of_many_windows_is_followed_by_a_new_one(mock_cluster, monkeypatch):

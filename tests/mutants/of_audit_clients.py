@@ -7,6 +7,9 @@ from tests.mutants.mutant import Mutant
 UNIT = "tests/unit/audit"
 TESTIMONY = f"{UNIT}/test_consumer_testimony.py"
 CONSUMER = "audit/consumer.py"
+COMMITS = f"{UNIT}/test_consumer_commits.py"
+CLOSING = "tests/cluster/test_audited_producer_ends.py"
+TRANSACTIONS, ENDS = "audit/clients/transactions.py", f"{UNIT}/test_transactions.py"
 
 OF_AUDIT_CLIENTS = (
     Mutant(
@@ -56,6 +59,62 @@ OF_AUDIT_CLIENTS = (
         rule="[*self._reported, *self._under_way]",
         instead="[*self._reported]",
         red=(f"{TESTIMONY}::test_nor_what_a_report_that_is_under_way_meanwhile_covers",),
+    ),
+    Mutant(
+        name="callback-keeps-a-transaction-open",
+        promise="A transaction that ended is over, whatever a callback raised in place of its answer.",
+        file=TRANSACTIONS,
+        rule="                    self._ask(finish, 0, outcome)\n",
+        instead="                    pass\n",
+        red=(f"{ENDS}::test_a_transaction_that_ended_has_ended_whatever_a_callback_raises",),
+    ),
+    Mutant(
+        name="transaction-ended-by-another-refusal",
+        promise="A commit that is still under way is not told as done because a callback hid that.",
+        file=TRANSACTIONS,
+        rule=' and "state Ready" in answer.str()',
+        instead="",
+        red=(f"{ENDS}::test_one_that_did_not_end_is_open_and_the_next_call_ends_it",),
+    ),
+    Mutant(
+        name="commit-and-abort-told-as-abort",
+        promise="Records of a transaction whose commit and abort had no answer are in doubt.",
+        file=TRANSACTIONS,
+        rule="outcome if asked in (None, outcome) else Outcome.UNKNOWN",
+        instead="outcome",
+        red=(f"{ENDS}::test_one_that_was_asked_for_both_ends_without_an_answer_has_an_unknown_one",),
+    ),
+    Mutant(
+        name="commit-sets-its-group-back",
+        promise="A commit without offsets does not set the group back behind what was committed.",
+        file="audit/clients/known_commits.py",
+        rule="            self.note(places)\n",
+        instead="            pass\n",
+        red=(f"{COMMITS}::test_what_rests_behind_what_was_committed_is_not_committed_again",),
+    ),
+    Mutant(
+        name="commit-sets-a-waiting-one-back",
+        promise="Nor behind a commit that waits for its report.",
+        file=CONSUMER,
+        rule="merge_commits(waiting + self._commits)",
+        instead="[]",
+        red=(f"{COMMITS}::test_nor_what_rests_behind_a_commit_that_waits_for_its_report",),
+    ),
+    Mutant(
+        name="interrupted-close-is-the-last-word",
+        promise="A producer whose close was interrupted can be closed, and tells its last counts then.",
+        file="audit/producer.py",
+        rule="(self._refusal != _CLOSED or self._ended_whole is not None)",
+        instead="True",
+        red=(f"{CLOSING}::test_a_close_that_was_interrupted_goes_on_when_it_is_repeated",),
+    ),
+    Mutant(
+        name="last-counts-lost-in-an-interruption",
+        promise="Nor are those lost that were not sent when it was interrupted.",
+        file="audit/clients/event_publisher.py",
+        rule="        except BaseException:  # a signal's handler has raised, perhaps before any was sent\n",
+        instead="        except ZeroDivisionError:\n",
+        red=(f"{CLOSING}::test_a_close_that_was_interrupted_goes_on_when_it_is_repeated",),
     ),
     Mutant(
         name="journal-believed-after-power-loss",
