@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from millrace.audit import job, watch
 from millrace.audit.keeping import state_files
 from millrace.audit.keeping.state import Commit, StateFolder
 from millrace.audit.reconciliation.settled import lines_digest
@@ -155,6 +157,41 @@ def test_a_wrong_config_is_a_job_that_failed_whatever_was_asked(config, millrace
     config.write_text("clusters: {ewr: {bootstrap: 'h:9092', tier: source}}\ntopics: [flights]\n")
     status, _, err = millrace(*command)
     assert status == 3 and "expected a list such as [host:9092]" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "horizon_ms"),
+    [((), 30 * 86_400_000), (("--since", "10d"), 10 * 86_400_000), (("--since", "forever"), None)],
+)
+def test_a_run_is_told_the_horizon_of_its_verdict(millrace, monkeypatch, words, horizon_ms):
+    told = []
+
+    def run(*_: object, **options: object) -> job.JobResult:
+        told.append(options["horizon_ms"])
+        return job.JobResult(3, None, "on purpose")
+
+    monkeypatch.setattr(job, "run", run)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    status, _, err = millrace("run", *words)
+    assert (status, err, told) == (3, "millrace: on purpose\n", [horizon_ms])
+
+
+@pytest.mark.parametrize("words", [(), ("--since", "10d"), ("--since", "forever")])
+def test_a_watch_tells_each_run_the_horizon(millrace, monkeypatch, words):
+    commands = []
+
+    class Watching:
+        def __init__(self, command: list[str], *_: object, **__: object) -> None:
+            commands.append(command)
+
+        def run(self) -> int:
+            return 0
+
+    monkeypatch.setattr(watch, "Watch", Watching)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    millrace("watch", "--runs", "1", *words)
+    ((*_, option, since),) = commands
+    assert (option, since) == ("--since", words[-1] if words else "30d")
 
 
 def test_what_could_not_be_trusted_is_waived_by_its_words_and_shown(config, millrace):
