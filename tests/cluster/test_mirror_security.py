@@ -268,66 +268,61 @@ def test_what_is_wrong_at_start_is_said_once_and_cured_without_a_restart(
             Cluster("agg", [agg.bootstrap]) as target,
         ):
             by_login, by_tls = await fill(kafka, jfks), await fill(kafka, ewrs)
-            mirror = start(
-                pair.unique("cured"),
-                agg.bootstrap,
-                None,
-                {
-                    "jfk": (secure_kafka.address("LOGIN"), jfks, login),
-                    "ewr": (
-                        secure_kafka.address("TLS"),
-                        ewrs,
-                        {"protocol": "SSL", "ssl": {"ca": str(ca)}},
-                    ),
-                },
-            )
+            # Two mirrors, as one would not take the two names for one cluster.
+            wrong: dict[str, tuple[str, str, dict[str, Any]]] = {
+                "jfk": (secure_kafka.address("LOGIN"), jfks, login),
+                "ewr": (secure_kafka.address("TLS"), ewrs, {"protocol": "SSL", "ssl": {"ca": str(ca)}}),
+            }
+            mirrors = {
+                name: start(pair.unique(f"cured-{name}"), agg.bootstrap, None, {name: source})
+                for name, source in wrong.items()
+            }
+
+            def error_of(name: str) -> str | None:
+                (source,) = mirrors[name].status().get("sources") or [{"error": None}]
+                return source["error"]
 
             async def refused() -> bool:
-                errors = {each["cluster"]: each["error"] for each in mirror.status().get("sources", ())}
-                return all(errors.get(name) for name in ("ewr", "jfk"))
+                return all(error_of(name) for name in wrong)
 
-            await until(refused, logs_of=[mirror])
-            status = mirror.status()
-            errors = {each["cluster"]: each["error"] for each in status["sources"]}
-            assert "the login by SCRAM-SHA-256 is refused; check security.sasl's username" in errors["jfk"]
-            assert f"not signed by a CA in {ca}" in errors["ewr"]
-            assert not any(each["connected"] for each in status["sources"])
-            assert mirror.get("/healthz")[0] == 200
-
-            checked = await asyncio.to_thread(
-                subprocess.run,
-                [
-                    sys.executable,
-                    "-m",
-                    "millrace.deploy.cli",
-                    "mirror",
-                    "check",
-                    "--config",
-                    mirror.config_path,
-                ],
-                capture_output=True,
-                text=True,
-                timeout=patience(180),
-                check=False,
-            )
-            assert checked.returncode != 0, checked
-            lines = [line for line in checked.stdout.splitlines() if line.startswith("error")]
-            assert all("sources[" in line and ".security" in line for line in lines), lines
-            assert any("jfk" in line and "the login by SCRAM-SHA-256 is refused" in line for line in lines)
-            assert any("ewr" in line and "not signed by a CA" in line for line in lines)
+            await until(refused, logs_of=[*mirrors.values()])
+            causes = {
+                "jfk": "the login by SCRAM-SHA-256 is refused",
+                "ewr": f"not signed by a CA in {ca}",
+            }
+            assert f"{causes['jfk']}; check security.sasl's username" in (error_of("jfk") or "")
+            for name, mirror in mirrors.items():
+                assert causes[name] in (error_of(name) or "")
+                assert not any(each["connected"] for each in mirror.status()["sources"])
+                assert mirror.get("/healthz")[0] == 200
+                checked = await asyncio.to_thread(
+                    subprocess.run,
+                    [
+                        *(sys.executable, "-m", "millrace.deploy.cli"),
+                        *("mirror", "check", "--config", mirror.config_path),
+                    ],
+                    capture_output=True,
+                    text=True,
+                    timeout=patience(180),
+                    check=False,
+                )
+                assert checked.returncode != 0, checked
+                lines = [line for line in checked.stdout.splitlines() if line.startswith("error")]
+                assert all("sources[" in line and ".security" in line for line in lines), lines
+                assert any(name in line and causes[name] in line for line in lines), lines
 
             password.write_text(PASSWORD)
             ca.write_bytes(secure_kafka.authority.pem.read_bytes())
-            await arrived(target, jfks, by_login, mirror)
-            await arrived(target, ewrs, by_tls, mirror)
-            assert mirror.log.count("the login by SCRAM-SHA-256 is refused") == 1, mirror.log
-            assert mirror.log.count("not signed by a CA") == 1, mirror.log
+            await arrived(target, jfks, by_login, mirrors["jfk"])
+            await arrived(target, ewrs, by_tls, mirrors["ewr"])
 
             async def all_is_well() -> bool:
-                return [each["error"] for each in mirror.status()["sources"]] == [None, None]
+                return not any(error_of(name) for name in wrong)
 
-            await until(all_is_well, logs_of=[mirror])
-            assert "wrong\n" not in mirror.log
+            await until(all_is_well, logs_of=[*mirrors.values()])
+            for name, mirror in mirrors.items():
+                assert mirror.log.count(causes[name]) == 1, mirror.log
+                assert "wrong\n" not in mirror.log
 
     asyncio.run(run())
 
