@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 
 def interrupting(function: Callable[..., Any], times: int = 1) -> Callable[..., Any]:
-    """The function, in which a signal arrives."""
+    """The function, in which a signal arrives: in the main thread, for another one's would come anywhere."""
     left = [times]
 
     def interrupted(*given: Any, **more: Any) -> Any:
-        if left[0]:
+        if left[0] and threading.current_thread() is threading.main_thread():
             left[0] -= 1
             signal.raise_signal(signal.SIGUSR1)
         return function(*given, **more)
