@@ -116,7 +116,7 @@ def test_unreachable_cluster_is_named_with_every_address_and_reason() -> None:
     async def main() -> None:
         async with ScriptedServer(hold) as silent:
             dead = f"127.0.0.1:{free_port()}"
-            async with cluster(dead, silent.address, request_timeout_ms=150) as ewr:
+            async with cluster(dead, silent.address, request_timeout_ms=1_000) as ewr:
                 with pytest.raises(ClusterUnreachable) as caught:
                     await ewr.metadata()
         text = str(caught.value)
@@ -234,13 +234,13 @@ def test_who_gives_up_asking_leaves_the_connection_that_opens_to_the_others(
 ) -> None:
     async def main() -> None:
         slow = OpeningSlowly(monkeypatch)
-        async with FakeBroker() as broker, cluster(broker.server.address, request_timeout_ms=150) as ewr:
+        async with FakeBroker() as broker, cluster(broker.server.address, request_timeout_ms=1_000) as ewr:
             await ewr.metadata([])
             slow.held_ports = {broker.server.port}
             other = asyncio.create_task(ewr.connection(1))
             await until(lambda: slow.held_count == 1)
             async with asyncio.timeout(30):
-                with pytest.raises(ClusterUnreachable, match="no answer within 150 ms"):
+                with pytest.raises(ClusterUnreachable, match=r"no answer within \d+ ms"):
                     await ewr.metadata(max_age_ms=0)
             slow.let.set()
             assert (await other).is_open
@@ -254,7 +254,7 @@ def test_brokers_that_cannot_be_reached_take_no_longer_than_a_request_may_in_all
 ) -> None:
     async def main() -> None:
         slow = OpeningSlowly(monkeypatch)
-        async with FakeBroker() as broker, cluster(broker.server.address, request_timeout_ms=150) as ewr:
+        async with FakeBroker() as broker, cluster(broker.server.address, request_timeout_ms=1_000) as ewr:
             broker.brokers = {number: free_port() for number in range(5)}
             slow.held_ports = set(broker.brokers.values())
             async with asyncio.timeout(30):

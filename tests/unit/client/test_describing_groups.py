@@ -61,7 +61,7 @@ def described(code: int) -> Group:
         }
         async with (
             FakeBroker(handlers) as broker,
-            cluster(broker.server.address, request_timeout_ms=200) as ewr,
+            cluster(broker.server.address, request_timeout_ms=1_000) as ewr,
         ):
             return await describe_group(ewr, "payments")
 

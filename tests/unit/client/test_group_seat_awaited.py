@@ -81,7 +81,7 @@ def test_coordinator_that_cannot_be_reached_is_not_said_to_wait(monkeypatch: pyt
             for address, timeout_ms, reason in (
                 # The attempt itself goes on: it is the cluster that knows.
                 (f"127.0.0.1:{free_port()}", 60_000, "Connection refused"),
-                (silent.address, 300, "no answer to the first request within 300 ms"),
+                (silent.address, 300, "no answer to the first request within "),
             ):
                 async with cluster(address, request_timeout_ms=timeout_ms) as ewr:
                     one = member(ewr, Events())

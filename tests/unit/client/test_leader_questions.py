@@ -97,7 +97,7 @@ def test_each_leader_is_asked_about_its_own_partitions_only() -> None:
 def test_what_is_not_there_is_unknown_and_not_without_a_leader(topic: str, number: int) -> None:
     async def main() -> None:
         broker = FakeBroker({Api.OFFSET_FOR_LEADER_EPOCH: epochs()})
-        async with broker, cluster(broker.server.address, request_timeout_ms=300) as ewr:
+        async with broker, cluster(broker.server.address, request_timeout_ms=1_000) as ewr:
             with pytest.raises(UnknownTopicOrPartition) as caught:
                 await epoch_histories(ewr, {("flights", 0): (2, 0), (topic, number): (2, 0)})
         assert f"epochs of {topic}-{number}" in str(caught.value)
@@ -110,7 +110,7 @@ def test_partition_that_stays_without_a_leader_is_named() -> None:
     async def main() -> None:
         broker = FakeBroker({Api.OFFSET_FOR_LEADER_EPOCH: epochs()})
         broker.topics["flights"] = {0: 1, 1: NO_LEADER}
-        async with broker, cluster(broker.server.address, request_timeout_ms=300) as ewr:
+        async with broker, cluster(broker.server.address, request_timeout_ms=1_000) as ewr:
             with pytest.raises(LeaderNotAvailable, match="flights-1 has no leader now"):
                 await epoch_histories(ewr, {("flights", 0): (2, 0), ("flights", 1): (2, 0)})
 

@@ -7,6 +7,7 @@ import base64
 import datetime
 import gc
 import itertools
+import re
 import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -404,13 +405,13 @@ def test_silent_ends_say_what_they_may_mean() -> None:
     async def said(script: Callable[[Peer], Awaitable[None]]) -> str:
         async with (
             ScriptedServer(script) as server,
-            Cluster("agg", [server.address], request_timeout_ms=200) as cluster,
+            Cluster("agg", [server.address], request_timeout_ms=1_000) as cluster,
         ):
             with pytest.raises((ClusterUnreachable, KafkaError)) as failure:
                 await cluster.metadata()
             return str(failure.value)
 
     assert "a TLS port does that (set security.protocol to SSL or SASL_SSL)" in asyncio.run(said(end_at_once))
-    assert "within 200 ms: it is stuck, or does not speak" in asyncio.run(said(stay_silent))
+    assert re.search(r"within \d+ ms: it is stuck, or does not speak", asyncio.run(said(stay_silent)))
     assert "one that asks for a login does that" in asyncio.run(said(end_at_the_first_request))
     assert "the port speaks TLS; set security.protocol to SSL or SASL_SSL" in asyncio.run(said(alert))

@@ -218,7 +218,7 @@ def test_cluster_whose_only_broker_throttles_says_so_within_the_timeout() -> Non
         broker = Throttling(times=0)
         async with (
             broker.server,
-            Cluster("ewr", [broker.server.address], request_timeout_ms=50) as cluster,
+            Cluster("ewr", [broker.server.address], request_timeout_ms=500) as cluster,
         ):
             connection = await cluster.connection(1)
             connection.throttle(HOUR_MS)

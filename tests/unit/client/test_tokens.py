@@ -63,7 +63,7 @@ def test_token_that_does_not_come_in_time_is_no_silent_server(monkeypatch: pytes
         security = Security.model_validate({"protocol": "SASL_PLAINTEXT", "sasl": sasl})
         async with (
             ScriptedServer(wait_for_a_login) as server,
-            Cluster("agg", [server.address], request_timeout_ms=300, security=security) as agg,
+            Cluster("agg", [server.address], request_timeout_ms=1_000, security=security) as agg,
         ):
             with pytest.raises(
                 ClusterUnreachable, match=r"login was not over within .* security\.sasl\.token"
