@@ -60,6 +60,8 @@ T = TypeVar("T")
 
 METADATA_MAX_AGE_MS = 300_000
 _CONNECT_TIMEOUT_MS = 10_000
+TELLING_TRY_MS = 100
+"""A shorter try, as the last one before a deadline may be, has found out less than those before it."""
 _METADATA_VERSIONS = (9, 12)
 _FIND_COORDINATOR_VERSION = 3
 _COORDINATOR_KINDS = {"group": 0, "transaction": 1}
@@ -404,7 +406,8 @@ class Cluster:
                     refusals.append(error)
                     reasons[address] = self._without_name(error).removeprefix(f"{address}: ")
                 except (*_CONNECTION_ERRORS, UnsupportedVersion) as error:
-                    reasons[address] = str(error).removeprefix(f"{self} at {address}: ")
+                    if address not in reasons or try_ms >= TELLING_TRY_MS:
+                        reasons[address] = str(error).removeprefix(f"{self} at {address}: ")
             if len(refusals) == len(ways):
                 raise AccessRefused(self.name, self._reasons(refusals))
             is_turned_down = all(self._gates.turns_down(address) for address, _ in ways)

@@ -386,6 +386,31 @@ def test_one_server_that_refuses_does_not_hide_the_others(password: Path) -> Non
     asyncio.run(run())
 
 
+def test_a_try_that_was_too_short_takes_no_better_reasons_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> str:
+        async def end_at_the_first_request(peer: Peer) -> None:
+            script.append(stay_silent)
+            await peer.answer_versions()
+            await peer.read()
+
+        async def stay_silent(peer: Peer) -> None:
+            await peer.reader.read()
+
+        script: list[Callable[[Peer], Awaitable[None]]] = [end_at_the_first_request]
+        async with (
+            ScriptedServer(lambda peer: script[-1](peer)) as server,
+            Cluster("agg", [server.address], request_timeout_ms=1_000) as cluster,
+        ):
+            with pytest.raises(ClusterUnreachable) as failure:
+                await cluster.metadata()
+            assert len(script) > 1
+            return str(failure.value)
+
+    assert "it is stuck" in asyncio.run(run())
+    monkeypatch.setattr("millrace.broker.client.cluster.TELLING_TRY_MS", 5_000)
+    assert "one that asks for a login does that" in asyncio.run(run())
+
+
 def test_silent_ends_say_what_they_may_mean() -> None:
     async def end_at_once(peer: Peer) -> None:
         await peer.read()
