@@ -47,7 +47,7 @@ from millrace.mirror.control.http.server import HttpServer
 from millrace.mirror.control.operators import Connect
 from millrace.mirror.control.wishes import Scope, WishRecord, retry_record, skip_record, throttle_record
 from millrace.mirror.pipeline import State
-from millrace.mirror.sharing.peers import Worker as Peer
+from millrace.mirror.sharing.peers import Peer
 from millrace.mirror.topics.routes import SourcePartition
 from millrace.mirror.worker import Worker
 

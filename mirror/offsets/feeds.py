@@ -14,7 +14,7 @@ from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.mirror.config import MirrorConfig
 from millrace.mirror.delivery.checkpoints import Positions
 from millrace.mirror.offsets.offset_map import Chunk
-from millrace.mirror.offsets.translation import Place
+from millrace.mirror.offsets.translation import Scope
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition, TopicSelector
 
 
@@ -45,9 +45,9 @@ class Feeds:
             return TargetPartition(*position.targets[0])
         return self.target_now(partition)
 
-    def place(self, partition: SourcePartition, target: TargetPartition, positions: Positions) -> Place:
+    def scope(self, partition: SourcePartition, target: TargetPartition, positions: Positions) -> Scope:
         """What the map's chunks of `partition` have to be of, to say something of `target`."""
-        return Place(target, self.untold(partition, positions))
+        return Scope(target, self.untold(partition, positions))
 
     def candidates(
         self, targets: Iterable[TargetPartition], positions: Positions
@@ -68,11 +68,11 @@ class Feeds:
         return found
 
 
-def has_left(chunks: Iterable[Chunk], place: Place, log_start: int) -> bool:
+def has_left(chunks: Iterable[Chunk], scope: Scope, log_start: int) -> bool:
     """Whether of all that these chunks say nothing is at the target any more, whose log begins at
     `log_start`."""
     return all(
-        place.is_elsewhere(chunk)
+        scope.is_elsewhere(chunk)
         or not chunk.head.run_count
         or (chunk.target_end <= log_start and not chunk.head.last_unknown)
         for chunk in chunks

@@ -31,7 +31,7 @@ from millrace.mirror.delivery.system_records import CLUSTER_FAILURES
 from millrace.mirror.offsets.feeds import Feeds, has_left
 from millrace.mirror.offsets.log_starts import log_starts
 from millrace.mirror.offsets.map_reader import MapReader
-from millrace.mirror.offsets.translation import Answer, PartitionMap, Place, Translation
+from millrace.mirror.offsets.translation import Answer, PartitionMap, Scope, Translation
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
 
 Commits: TypeAlias = Mapping[str, Mapping[TopicPartition, CommittedOffset]]
@@ -197,7 +197,7 @@ class Translator:
             map_of = self._reader.maps.get(feeder, PartitionMap())
             # What the group has never read of a source begins with the first record that is there of it.
             found = self._translate(feeder, committed.offset if committed else 0, row.target)
-            at = self._place(feeder, row.target)
+            at = self._scope(feeder, row.target)
             place = found.target
             if found.answer is Answer.UNREADABLE:
                 row.outcome, row.note = _in_words(found)
@@ -222,16 +222,16 @@ class Translator:
             return Translation(Answer.TOO_OLD)
         if map_of is None:
             map_of = PartitionMap()
-        place = self._place(partition, target)
-        return map_of.translate(offset, position.next_offset, position.topic_id, place)
+        scope = self._scope(partition, target)
+        return map_of.translate(offset, position.next_offset, position.topic_id, scope)
 
     def _has_only_begun(self, partition: SourcePartition) -> bool:
         """Whether the position says that nothing was carried. Otherwise there was, or had been, a map."""
         position = self._reader.positions.known.get(partition)
         return position is not None and position.began == position.next_offset
 
-    def _place(self, partition: SourcePartition, target: TargetPartition) -> Place:
-        return self._feeds.place(partition, target, self._reader.positions)
+    def _scope(self, partition: SourcePartition, target: TargetPartition) -> Scope:
+        return self._feeds.scope(partition, target, self._reader.positions)
 
     # --- the clusters ----------------------------------------------------------------------------
 
@@ -254,7 +254,7 @@ class Translator:
         map_of = self._reader.maps.get(partition)
         if map_of is None or map_of.unreadable:
             return False
-        return has_left(map_of.chunks.values(), self._place(partition, target), log_start)
+        return has_left(map_of.chunks.values(), self._scope(partition, target), log_start)
 
     async def _logs(self, partitions: Iterable[SourcePartition]) -> dict[SourcePartition, object]:
         """The topic id of each partition's log at its source, now."""

@@ -49,7 +49,7 @@ class Translation:
     bound: int = -1
 
 
-class Place(NamedTuple):
+class Scope(NamedTuple):
     """Which target partition a question is about, and which one the chunks are of that do not say it. None:
     any, and nobody knows (they may be of every one)."""
 
@@ -62,7 +62,7 @@ class Place(NamedTuple):
         return None not in (self.target, of) and of != self.target
 
 
-ANYWHERE = Place()
+ANYWHERE = Scope()
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class PartitionMap:
 
     chunks: dict[ChunkKey, Chunk] = field(default_factory=dict)
     unreadable: set[ChunkKey] = field(default_factory=set)
-    _indexes: dict[tuple[UUID, Place], _Index] = field(default_factory=dict)
+    _indexes: dict[tuple[UUID, Scope], _Index] = field(default_factory=dict)
 
     def put(self, chunk: Chunk) -> None:
         self.chunks[chunk.key] = chunk
@@ -103,7 +103,7 @@ class PartitionMap:
             self._indexes.clear()
 
     def translate(
-        self, offset: int, position: int, topic_id: UUID = NO_TOPIC_ID, place: Place = ANYWHERE
+        self, offset: int, position: int, topic_id: UUID = NO_TOPIC_ID, scope: Scope = ANYWHERE
     ) -> Translation:
         """Where a reader that would read `offset` next at the source goes on at the target.
 
@@ -114,12 +114,12 @@ class PartitionMap:
         if self.unreadable:
             return Translation(Answer.UNREADABLE)
         try:
-            return self._look_up(offset, position, topic_id, place)
+            return self._look_up(offset, position, topic_id, scope)
         except UnreadableRecord:
             return Translation(Answer.UNREADABLE)
 
-    def _look_up(self, offset: int, position: int, topic_id: UUID, place: Place) -> Translation:
-        index = self._index(topic_id, place)
+    def _look_up(self, offset: int, position: int, topic_id: UUID, scope: Scope) -> Translation:
+        index = self._index(topic_id, scope)
         if offset < index.elsewhere_until:
             return Translation(Answer.TOO_OLD, bound=index.elsewhere_until)
         if not index.chunks:
@@ -139,20 +139,20 @@ class PartitionMap:
             return Translation(Answer.NOTHING)
         return Translation(Answer.SAFE if newest.head.last_unknown else Answer.EXACT, newest.target_end)
 
-    def first_target(self, place: Place = ANYWHERE) -> int | None:
+    def first_target(self, scope: Scope = ANYWHERE) -> int | None:
         """The smallest target offset of all that was carried."""
         return min(
             (
                 chunk.head.base
                 for chunk in self.chunks.values()
-                if chunk.head.run_count and not place.is_elsewhere(chunk)
+                if chunk.head.run_count and not scope.is_elsewhere(chunk)
             ),
             default=None,
         )
 
-    def last_target(self, place: Place = ANYWHERE) -> int | None:
+    def last_target(self, scope: Scope = ANYWHERE) -> int | None:
         """Where the target goes on behind what was carried last."""
-        newest = self._index(NO_TOPIC_ID, place).newest
+        newest = self._index(NO_TOPIC_ID, scope).newest
         return newest.target_end if newest is not None else None
 
     def _at(self, index: _Index, offset: int, found: Run) -> Translation:
@@ -199,10 +199,10 @@ class PartitionMap:
                 numbers.append(number)
         return numbers
 
-    def _index(self, topic_id: UUID, place: Place) -> _Index:
-        index = self._indexes.get((topic_id, place))
+    def _index(self, topic_id: UUID, scope: Scope) -> _Index:
+        index = self._indexes.get((topic_id, scope))
         if index is None:
-            index = self._indexes[topic_id, place] = _build(list(self.chunks.values()), topic_id, place)
+            index = self._indexes[topic_id, scope] = _build(list(self.chunks.values()), topic_id, scope)
         return index
 
 
@@ -221,13 +221,13 @@ def living(chunks: list[Chunk], topic_id: UUID) -> list[tuple[Chunk, int]]:
     return left
 
 
-def _build(chunks: list[Chunk], topic_id: UUID, place: Place) -> _Index:
+def _build(chunks: list[Chunk], topic_id: UUID, scope: Scope) -> _Index:
     counting = living(chunks, topic_id)
-    left = [(chunk, limit) for chunk, limit in counting if not place.is_elsewhere(chunk)]
+    left = [(chunk, limit) for chunk, limit in counting if not scope.is_elsewhere(chunk)]
     elsewhere = [
         min(chunk.source_end, limit)
         for chunk, limit in counting
-        if chunk.head.run_count and place.is_elsewhere(chunk)
+        if chunk.head.run_count and scope.is_elsewhere(chunk)
     ]
     ordered = [chunk for chunk, _ in left]
     limits = [limit for _, limit in left]
@@ -243,7 +243,7 @@ def _build(chunks: list[Chunk], topic_id: UUID, place: Place) -> _Index:
         list(accumulate(ends, max)),
         list(accumulate(reversed(bases), min))[::-1],
         max(
-            (chunk for chunk in chunks if chunk.head.run_count and not place.is_elsewhere(chunk)),
+            (chunk for chunk in chunks if chunk.head.run_count and not scope.is_elsewhere(chunk)),
             key=lambda chunk: (chunk.key.began_ms, chunk.from_offset),
             default=None,
         ),

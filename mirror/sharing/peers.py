@@ -23,7 +23,7 @@ from millrace.mirror.topics.routes import SourcePartition
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class Peer:
     """`url` is None where the worker's claim names none."""
 
     id: str
@@ -34,7 +34,7 @@ class Worker:
 class Crew:
     """All workers as of the last rebalance, and the partitions of each source that were to be shared out."""
 
-    workers: tuple[Worker, ...] = ()
+    workers: tuple[Peer, ...] = ()
     partition_counts: Mapping[str, int] = field(default_factory=dict)
 
     def share_of_rate(self, source: str, owned: int, bytes_per_second: float) -> float:
@@ -63,7 +63,7 @@ def crew_of(share: bytes) -> Crew:
     message = _message(share)
     workers, counts = message.get("workers"), message.get("counts")
     return Crew(
-        tuple(Worker(str(member), url if isinstance(url, str) else None) for member, url in workers.items())
+        tuple(Peer(str(member), url if isinstance(url, str) else None) for member, url in workers.items())
         if isinstance(workers, dict)
         else (),
         {str(source): count for source, count in counts.items() if isinstance(count, int)}

@@ -30,8 +30,7 @@ from millrace.mirror.delivery.delivery import TransactionCounts
 from millrace.mirror.delivery.exactly_once import ExactlyOnce
 from millrace.mirror.delivery.sink import Sink
 from millrace.mirror.sharing.assignment import decode_claim
-from millrace.mirror.sharing.peers import Crew
-from millrace.mirror.sharing.peers import Worker as Peer
+from millrace.mirror.sharing.peers import Crew, Peer
 from millrace.mirror.sharing.rates import SAMPLE_INTERVAL_S, level_of
 from millrace.mirror.topics.routes import SourcePartition
 from millrace.mirror.worker import Worker
