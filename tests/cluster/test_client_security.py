@@ -43,7 +43,9 @@ pytestmark = [pytest.mark.java, pytest.mark.kafka]
 Section = dict[str, Any]
 
 
-@pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+@pytest.fixture(
+    params=[pytest.param(asyncio.run, marks=pytest.mark.long), uvloop.run], ids=["asyncio", "uvloop"]
+)
 def run(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
     """Both event loops have a TLS of their own."""
     return request.param  # type: ignore[no-any-return]

@@ -183,6 +183,11 @@ def test_groups_from_birth_to_deletion(operator, names):
 
 
 @pytest.mark.parametrize(
+    "bootstrap",
+    ["millrace", pytest.param("kafka", marks=[pytest.mark.java, pytest.mark.kafka, pytest.mark.long])],
+    indirect=True,
+)
+@pytest.mark.parametrize(
     ("target", "expected"),
     [
         (["--to-earliest"], [0, 0]),

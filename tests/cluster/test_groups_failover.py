@@ -395,7 +395,7 @@ class Member:
         return self.cluster.ask_group(self.group, api, version, code=lambda a: a.error_code, **fields)
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_generation_assignment_and_fencing_survive_the_coordinator(broker_factory, size):
     cluster = Cluster(broker_factory, size)
     dynamic, static = Member(cluster, "g"), Member(cluster, "s", instance="host-1")

@@ -106,6 +106,7 @@ def test_up_status_down_and_up_again_keeps_the_data(file: Path, content: dict[st
     assert not Path(content["data"]).exists()
 
 
+@pytest.mark.long
 def test_drained_mirror_worker_is_shown_as_such_and_up_starts_it_again(
     file: Path, content: dict[str, Any]
 ) -> None:
@@ -137,6 +138,7 @@ def test_killed_broker_is_shown_as_stopped_and_up_starts_it_alone(
     assert set(states(file).values()) == {"serving"}
 
 
+@pytest.mark.long
 def test_broker_that_takes_connections_and_answers_nothing_is_not_shown_as_serving(
     file: Path, content: dict[str, Any]
 ) -> None:
@@ -172,6 +174,7 @@ def test_broker_that_refuses_to_start_is_quoted(file: Path, content: dict[str, A
     assert set(states(file).values()) == {"stopped"}
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="no IPv6")
 def test_a_sandbox_may_be_at_ipv6_addresses(content: dict[str, Any]) -> None:
     there = json.loads(json.dumps(content).replace("127.0.0.1:", "[::1]:"))

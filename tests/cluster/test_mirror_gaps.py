@@ -375,10 +375,12 @@ LOW, HIGH = "low bit of the base offset", "high bit of the base offset"
     ("is_alone", "damaged", "where"),
     [
         pytest.param(False, 2, LOW, id="beside others, claims another's place"),
-        pytest.param(False, 2, HIGH, id="beside others, claims to lie behind the log"),
+        pytest.param(
+            False, 2, HIGH, id="beside others, claims to lie behind the log", marks=pytest.mark.long
+        ),
         # Alone in its file, it would be passed over by Apache Kafka itself.
         pytest.param(False, 20, LOW, id="beside others, claims a lower place", marks=pytest.mark.long),
-        pytest.param(True, 2, LOW, id="alone in its file, claims another's place"),
+        pytest.param(True, 2, LOW, id="alone in its file, claims another's place", marks=pytest.mark.long),
         pytest.param(True, 2, HIGH, id="alone in its file, claims to lie behind the log"),
     ],
 )

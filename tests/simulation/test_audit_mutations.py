@@ -44,7 +44,7 @@ from tests.simulation.audit_upkeep import Upkeep, is_older
 from tests.simulation.audit_world import World
 from tests.verdicts import overall_verdict
 
-ENOUGH = 64
+ENOUGH = 40
 """In so many scenarios everything has happened and everything was said, most of it several times."""
 RUNS = int(os.environ.get("MILLRACE_AUDIT_RUNS", ENOUGH))
 USUAL_SEED = 20130101
@@ -64,7 +64,7 @@ KINDS = (
     "first positions late", "log shortened", "cells united", "events known", "roster",
     "waived", "carried again", "pruned", "late for a pruned window",
 )  # fmt: skip
-MOST_INEXACT = 0.015 if (FIRST_SEED, RUNS, ALONE) == (USUAL_SEED, ENOUGH, None) else 0.05
+MOST_INEXACT = 0.02 if (FIRST_SEED, RUNS, ALONE) == (USUAL_SEED, ENOUGH, None) else 0.05
 MOST_RACED = 0.09
 """Shares of the rows that may be compared by inequality: of looks at rest, and while the world goes on. The
 usual worlds are always the same ones; a few others have most of the rows that the rules leave open."""

@@ -26,7 +26,7 @@ from tests import seeds, virtual_clock
 from tests.simulation import histories
 from tests.simulation.group_world import PARTITIONS, PHASES, Act, Office, Story, Worker
 
-HISTORY_COUNT = seeds.runs(50)
+HISTORY_COUNT = seeds.runs(30)
 MUTATION_HISTORY_COUNT = 100
 MOST_WORKERS = 3
 LOOK_S = 0.1

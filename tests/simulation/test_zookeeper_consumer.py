@@ -41,7 +41,7 @@ from tests import seeds
 from tests.simulation import histories
 from tests.simulation.virtual_zookeeper import VirtualLoop, VirtualSession, VirtualZooKeeper
 
-HISTORY_COUNT = seeds.runs(60)
+HISTORY_COUNT = seeds.runs(30)
 MUTATION_HISTORY_COUNT = 60
 GROUP = "g"
 SESSION_TIMEOUT_MS = 4_000

@@ -101,6 +101,7 @@ def records(findings: list[dict[str, Any]]) -> set[tuple[str, str, str, int]]:
     }
 
 
+@pytest.mark.long
 def test_all_flights_of_a_year_are_proven(demo: Callable[..., Outcome]) -> None:
     outcome = demo()
     assert outcome.status == 0, outcome.out + outcome.err

@@ -22,7 +22,7 @@ from tests.spark.end_to_end_world import AGGREGATE, World
 # The last test looks at what the others found.
 pytestmark = [pytest.mark.java, pytest.mark.safety, pytest.mark.random_order(disabled=True)]
 
-GATE_RUNS = 2
+GATE_RUNS = 1
 DEFAULT_RUNS = 6
 WHOLE_RUNS = 20
 ONE = os.environ.get("MILLRACE_E2E_SEED")

@@ -164,6 +164,7 @@ def lost(summary: dict[str, Any]) -> list[tuple[str, int]]:
     )
 
 
+@pytest.mark.long
 def test_lag_is_in_flight_and_what_the_source_deleted_too_early_is_named(spark, clusters, topic, tmp_path):
     publish(clusters["ewr"], topic, "UA@ewr")
     publish(clusters["jfk"], topic, "B6@jfk")

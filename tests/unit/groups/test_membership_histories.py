@@ -15,7 +15,7 @@ from millrace.broker.groups.membership import Group
 from millrace.broker.groups.roster import Tally
 from millrace.broker.groups.values import GroupState, Protocol
 
-SEEDS = [int(os.environ["MILLRACE_SEED"])] if "MILLRACE_SEED" in os.environ else range(300)
+SEEDS = [int(os.environ["MILLRACE_SEED"])] if "MILLRACE_SEED" in os.environ else range(150)
 STEPS = 150
 SESSION_TIMEOUT_MS = 10_000
 PROTOCOLS = (
