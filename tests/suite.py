@@ -4,7 +4,7 @@
 
 What is random, long or a matrix (markers `long` and `unstable`) is left to `make test-long`. The tests of
 running servers mostly wait for elections, sessions and restarts, those on Spark for its start and its tasks;
-the others mostly want a processor. So four runs of pytest go side by side (`parts`), each with servers of its
+the others mostly want a processor. So five runs of pytest go side by side (`parts`), each with servers of its
 own, and end when the suite does. The first one's output comes as it is made, the others' in one piece each
 after it; what is returned is not 0 when any failed.
 
@@ -58,13 +58,15 @@ class Part:
 
 def parts() -> list[Part]:
     """All of the gate, each about as long as the others; the first one's output is shown as it comes."""
-    folders = {path.relative_to(TESTS).parts[0] for path in TESTS.glob("*/**/test_*.py")} - {CLUSTER, SPARK}
+    folders = {path.relative_to(TESTS).parts[0] for path in TESTS.glob("*/**/test_*.py")}
+    folders -= {CLUSTER, SPARK, UNIT}
     mirrors = sorted(f"tests/{path.relative_to(TESTS)}" for path in TESTS.glob(f"*/**/{MIRRORS}"))
     no_mirrors = (f"--ignore={MIRRORS_UNITS}", f"--ignore-glob=*/{MIRRORS}")
     return [
         Part("mirrors", (MIRRORS_UNITS, *mirrors)),
         Part("clusters", (f"tests/{CLUSTER}", *no_mirrors)),
         Part(SPARK, (f"tests/{SPARK}", *no_mirrors)),
+        Part("units", (f"tests/{UNIT}", *no_mirrors)),
         Part("all others", (*(f"tests/{folder}" for folder in sorted(folders)), *no_mirrors)),
     ]
 

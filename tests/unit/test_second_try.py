@@ -165,7 +165,8 @@ def suite_of(folder: Path, written: str) -> subprocess.Popen[str]:
     (folder / "pyproject.toml").write_text(
         '[tool.pytest.ini_options]\naddopts = "--import-mode=importlib"\nmarkers = ["safety: guards data"]'
     )
-    for name in ("cluster/test_a.py", "cluster/test_mirror_a.py", "spark/test_a.py", "unit/mirror/test_a.py"):
+    sound = ("cluster/test_a.py", "cluster/test_mirror_a.py", "spark/test_a.py", "unit/test_a.py")
+    for name in (*sound, "unit/mirror/test_a.py"):
         (tests / name).write_text("def test_fine(): pass")
     (tests / "wire" / "test_x.py").write_text(written)
     return subprocess.Popen(
