@@ -20,6 +20,7 @@ With `producer.type` the dictionary is one of Kafka 0.7's producer, whose names 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -32,6 +33,7 @@ from typing import Any
 from millrace.audit.contract.header import MAX_PRODUCER_NAME_SIZE, InvalidIdentity, encode_producer_name
 from millrace.broker.errors import ConfigError
 from millrace.broker.expectations import one_of
+from millrace.broker.protocol.address import Address
 from millrace.broker.protocol.system_topics import AUDIT_TOPIC
 
 PREFIX = "millrace."
@@ -155,8 +157,8 @@ def _translate_old_names(client: dict[str, Any]) -> bool:
         return True
     waits = _one_of("producer.type", client.pop("producer.type"), "sync", "async")
     if "broker.list" in client:
-        brokers = [broker.strip().split(":") for broker in str(client.pop("broker.list")).split(",")]
-        client["bootstrap.servers"] = ",".join(":".join(broker[-2:]) for broker in brokers)
+        brokers = str(client.pop("broker.list"))
+        client["bootstrap.servers"] = ",".join(_without_id(broker.strip()) for broker in brokers.split(","))
     renamed = {
         "queue.time": "linger.ms",
         "queue.size": "queue.buffering.max.messages",
@@ -175,6 +177,14 @@ def _translate_old_names(client: dict[str, Any]) -> bool:
         codec = str(client["compression.codec"])
         client["compression.codec"] = _CODECS_07.get(codec, codec)
     return waits
+
+
+def _without_id(broker: str) -> str:
+    """`host:port` of Kafka 0.7's `id:host:port`."""
+    for written in (broker, broker.partition(":")[2]):
+        with contextlib.suppress(ValueError):
+            return str(Address.parse(written))
+    raise ConfigError("broker.list", broker, "id:host:port, such as 0:127.0.0.1:9092 or 0:[::1]:9092")
 
 
 def _set_defaults(client: dict[str, Any]) -> None:

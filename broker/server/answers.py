@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import datetime
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
@@ -66,6 +66,11 @@ async def answer_of(item_count: int, head: RequestHead, **fields: Any) -> Any:
         return encode_response(head, answer(head.api_key, head.version, **fields))
 
     return await asyncio.to_thread(encoded)
+
+
+def item_count(topics: Sequence[Mapping[str, Any]]) -> int:
+    """Of an answer by topics and `partitions`."""
+    return sum(1 + len(topic["partitions"]) for topic in topics)
 
 
 def build_entity(entity_type: type[Any], fields: Mapping[str, Any]) -> Any:

@@ -18,6 +18,7 @@ from millrace.audit.clients.sending import NotDelivered, ProducerData, Standing
 from millrace.audit.contract.events import EventLedger, StreamFacts
 from millrace.audit.contract.header import HEADER_KEY, decode_identity
 from millrace.audit.producer import AuditedProducer
+from millrace.broker.errors import ConfigError
 from tests.cluster.audited_topics import fate
 from tests.servers import BrokerProcess
 from tests.waiting import Deadline, patience, until
@@ -239,6 +240,10 @@ def test_old_names_are_old_only_beside_the_type_of_the_producer():
     assert read_config({"batch.size": 1000}).client["batch.size"] == 1000
     old = read_config({"producer.type": "sync", "batch.size": 10, "broker.list": "1:a:9092,2:b:9093"})
     assert old.client["batch.num.messages"] == 10 and old.client["bootstrap.servers"] == "a:9092,b:9093"
+    old = read_config({"producer.type": "sync", "broker.list": "0:[::1]:9092, b:9093"})
+    assert old.client["bootstrap.servers"] == "[::1]:9092,b:9093"
+    with pytest.raises(ConfigError, match=r"broker\.list"):
+        read_config({"producer.type": "sync", "broker.list": "0:a"})
     queued = read_config({"producer.type": "async", "queue.time": 5000, "queue.size": 9}).client
     assert (queued["linger.ms"], queued["queue.buffering.max.messages"]) == (5000, 9)
     assert not queued.keys() & {"queue.time", "queue.size", "producer.type"}

@@ -7,11 +7,13 @@ go when the last segment that holds any of them may go.
 from __future__ import annotations
 
 import asyncio
+from itertools import islice
 from typing import Any
 
 from millrace.broker.errors import KafkaError
 from millrace.broker.protocol.frames import Api
-from millrace.broker.server.answers import NO_ERROR, answer
+from millrace.broker.replication.off_loop import slices
+from millrace.broker.server.answers import NO_ERROR, answer_of, item_count
 from millrace.broker.server.context import BrokerServices, RequestContext
 
 API = Api.DELETE_RECORDS
@@ -19,16 +21,25 @@ VERSIONS = range(3)
 
 
 async def handle(request: Any, context: RequestContext) -> Any:
-    topics = []
-    for topic in request.topics:
-        partitions = await asyncio.gather(
-            *(
-                _delete(topic.name, asked.partition_index, asked.offset, request, context.broker)
-                for asked in topic.partitions
-            )
-        )
-        topics.append({"name": topic.name, "partitions": partitions})
-    return answer(API, context.head.version, topics=topics)
+    asked = [(topic.name, each) for topic in request.topics for each in topic.partitions]
+    deletions: list[asyncio.Task[dict[str, Any]]] = []
+    try:
+        async for some in slices(asked):  # all at once, as each may wait for followers
+            deletions += [
+                asyncio.create_task(
+                    _delete(topic, each.partition_index, each.offset, request, context.broker)
+                )
+                for topic, each in some
+            ]
+        done = iter(await asyncio.gather(*deletions))
+    finally:
+        for deletion in deletions:
+            deletion.cancel()
+    topics = [
+        {"name": topic.name, "partitions": list(islice(done, len(topic.partitions)))}
+        for topic in request.topics
+    ]
+    return await answer_of(item_count(topics), context.head, topics=topics)
 
 
 async def _delete(

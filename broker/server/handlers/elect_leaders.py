@@ -12,7 +12,7 @@ from millrace.broker.coordination.controller import PREFERRED, UNCLEAN
 from millrace.broker.errors import ElectionNotNeeded, InvalidRequest, KafkaError
 from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.topic_partition import TopicPartition
-from millrace.broker.server.answers import NO_ERROR, answer
+from millrace.broker.server.answers import NO_ERROR, answer, answer_of
 from millrace.broker.server.context import RequestContext
 
 API = Api.ELECT_LEADERS
@@ -35,7 +35,7 @@ async def handle(request: Any, context: RequestContext) -> Any:
     results = await broker.elections.elect(kind, keys, request.timeout.total_seconds() * 1000)
     if asked is None:
         results = {key: error for key, error in results.items() if not isinstance(error, ElectionNotNeeded)}
-    return answer(API, version, replica_election_results=_by_topic(results))
+    return await answer_of(len(results), context.head, replica_election_results=_by_topic(results))
 
 
 def _by_topic(results: dict[TopicPartition, KafkaError | None]) -> list[dict[str, Any]]:

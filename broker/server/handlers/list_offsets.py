@@ -30,7 +30,8 @@ from millrace.broker.errors import (
 from millrace.broker.protocol import wire
 from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.frames import RequestHead as Head
-from millrace.broker.server.answers import NO_ERROR, answer
+from millrace.broker.replication.off_loop import SLICE_LENGTH
+from millrace.broker.server.answers import NO_ERROR, answer_of, item_count
 from millrace.broker.server.context import BrokerServices, RequestContext
 from millrace.broker.server.dispatch import MOST_ITEMS, Frame
 
@@ -55,10 +56,14 @@ async def handle(request: Any, context: RequestContext) -> Any:
         (topic.name, asked.partition_index) for topic in request.topics for asked in topic.partitions
     )
     topics = []
+    turns = 0
     for topic in request.topics:
         partitions = []
         # One answer for each partition, however often it was asked for.
         for asked in {asked.partition_index: asked for asked in topic.partitions}.values():
+            turns += 1
+            if turns % SLICE_LENGTH == 0:
+                await asyncio.sleep(0)
             given = {"partition_index": asked.partition_index, "error_code": NO_ERROR}
             try:
                 if times[topic.name, asked.partition_index] > 1:
@@ -70,7 +75,7 @@ async def handle(request: Any, context: RequestContext) -> Any:
                 given |= {"error_code": error.code, "offset": -1, "timestamp": -1, "leader_epoch": -1}
             partitions.append(given)
         topics.append({"name": topic.name, "partitions": partitions})
-    return answer(API, context.head.version, topics=topics)
+    return await answer_of(item_count(topics), context.head, topics=topics)
 
 
 async def _look_up(topic: str, asked: Any, request: Any, context: RequestContext) -> tuple[int, int, int]:

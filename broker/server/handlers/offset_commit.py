@@ -17,7 +17,7 @@ from kio.schema.errors import ErrorCode
 from millrace.broker.groups.values import CommitRequest, OffsetToCommit
 from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.topic_partition import TopicPartition
-from millrace.broker.server.answers import answer
+from millrace.broker.server.answers import answer_of, item_count
 from millrace.broker.server.context import RequestContext
 from millrace.broker.server.group_requests import (
     errors_by_topic,
@@ -57,7 +57,8 @@ async def handle(request: Any, context: RequestContext) -> Any:
         if context.head.version >= _GROUP_NOT_FOUND_FROM
         else ErrorCode.illegal_generation,
     )
-    return answer(API, context.head.version, topics=errors_by_topic(errors))
+    topics = errors_by_topic(errors)
+    return await answer_of(item_count(topics), context.head, topics=topics)
 
 
 def _expiry(request: Any, context: RequestContext) -> int | None:

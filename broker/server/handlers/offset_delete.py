@@ -11,7 +11,7 @@ from kio.schema.errors import ErrorCode
 
 from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.topic_partition import TopicPartition
-from millrace.broker.server.answers import answer
+from millrace.broker.server.answers import answer, answer_of, item_count
 from millrace.broker.server.context import RequestContext
 from millrace.broker.server.group_requests import errors_by_topic, partition_exists
 
@@ -33,4 +33,5 @@ async def handle(request: Any, context: RequestContext) -> Any:
     error, deleted = await context.broker.groups.delete_offsets(request.group_id, wanted)
     if error is not ErrorCode.none:
         return answer(API, version, error_code=error)
-    return answer(API, version, topics=errors_by_topic(errors | deleted))
+    topics = errors_by_topic(errors | deleted)
+    return await answer_of(item_count(topics), context.head, topics=topics)

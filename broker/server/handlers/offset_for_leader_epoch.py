@@ -9,7 +9,8 @@ from typing import Any
 
 from millrace.broker.errors import KafkaError
 from millrace.broker.protocol.frames import Api
-from millrace.broker.server.answers import NO_ERROR, answer
+from millrace.broker.replication.off_loop import slices
+from millrace.broker.server.answers import NO_ERROR, answer_of, item_count
 from millrace.broker.server.context import BrokerServices, RequestContext
 
 API = Api.OFFSET_FOR_LEADER_EPOCH
@@ -17,14 +18,14 @@ VERSIONS = range(2, 5)
 
 
 async def handle(request: Any, context: RequestContext) -> Any:
-    topics = [
-        {
-            "topic": topic.topic,
-            "partitions": [_look_up(topic.topic, asked, context.broker) for asked in topic.partitions],
-        }
-        for topic in request.topics
-    ]
-    return answer(API, context.head.version, topics=topics)
+    topics: list[dict[str, Any]] = []
+    async for some in slices(request.topics):
+        for topic in some:
+            partitions: list[dict[str, Any]] = []
+            async for asked in slices(topic.partitions):
+                partitions += [_look_up(topic.topic, each, context.broker) for each in asked]
+            topics.append({"topic": topic.topic, "partitions": partitions})
+    return await answer_of(item_count(topics), context.head, topics=topics)
 
 
 def _look_up(topic: str, asked: Any, broker: BrokerServices) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from millrace.broker.groups.values import CommitRequest, OffsetToCommit
 from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.system_topics import OFFSETS_TOPIC
 from millrace.broker.protocol.topic_partition import TopicPartition
-from millrace.broker.server.answers import answer
+from millrace.broker.server.answers import answer_of, item_count
 from millrace.broker.server.context import RequestContext
 from millrace.broker.server.group_requests import errors_by_topic, instance_id_of, partition_exists
 from millrace.broker.transactions.values import ProducerIdentity
@@ -55,7 +55,8 @@ async def handle(request: Any, context: RequestContext) -> Any:
             else error
             for partition, error in errors.items()
         }
-    return answer(API, version, topics=errors_by_topic(errors))
+    topics = errors_by_topic(errors)
+    return await answer_of(item_count(topics), context.head, topics=topics)
 
 
 async def _commit(

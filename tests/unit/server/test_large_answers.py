@@ -14,8 +14,10 @@ from kio.schema.errors import ErrorCode
 from millrace.broker.config import BrokerSettings
 from millrace.broker.coordination.metadata_cache import MetadataCache
 from millrace.broker.coordination.paths import BrokerRegistration, TopicAssignment
+from millrace.broker.errors import UnknownTopicOrPartition
 from millrace.broker.groups.offsets import CommittedOffset
 from millrace.broker.protocol.frames import Api, decode_response, encode_request
+from millrace.broker.replication.off_loop import SLICE_LENGTH
 from millrace.broker.server import answers
 from millrace.broker.server.answers import build_entity, request_type, response_type
 from millrace.broker.server.dispatch import Dispatcher
@@ -161,6 +163,66 @@ def test_answer_about_very_many_is_written_on_a_thread_and_a_small_one_at_once(
     many = ask(api, version, services=cluster_of(t=30), **fields)
     assert on_loop == [True, False]
     assert str(many).count("error_code") >= str(few).count("error_code") and len(str(many)) > len(str(few))
+
+
+ASKED_BY_PARTITION = [
+    (Api.OFFSET_FOR_LEADER_EPOCH, 3, "topic", "partition", {}),
+    (Api.LIST_OFFSETS, 7, "name", "partition_index", {"timestamp": -1}),
+    (Api.DELETE_RECORDS, 2, "name", "partition_index", {"offset": 0}),
+    (Api.OFFSET_COMMIT, 8, "name", "partition_index", {"committed_offset": 0}),
+    (Api.OFFSET_DELETE, 0, "name", "partition_index", {}),
+    (Api.TXN_OFFSET_COMMIT, 3, "name", "partition_index", {"committed_offset": 0}),
+]
+
+
+@pytest.mark.parametrize(("api", "version", "topic", "partition", "fields"), ASKED_BY_PARTITION)
+def test_what_asks_about_very_many_partitions_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch,
+    api: Api,
+    version: int,
+    topic: str,
+    partition: str,
+    fields: dict[str, Any],
+) -> None:
+    """The answer is written on a thread; what is looked up on the loop has others' turns in between."""
+    on_loop: list[bool] = []
+    build = answers._builder
+
+    def building(entity_type: type[Any]) -> Any:
+        if entity_type is response_type(api, version):
+            on_loop.append(threading.current_thread() is threading.main_thread())
+        return build(entity_type)
+
+    def unknown(*_: Any) -> Any:
+        raise UnknownTopicOrPartition("no")
+
+    async def deleted(*_: Any) -> Any:
+        unknown()
+
+    async def committed(*_: Any, **__: Any) -> Any:
+        return {}
+
+    async def offsets_deleted(*_: Any) -> Any:
+        return ErrorCode.none, {}
+
+    monkeypatch.setattr(answers, "_builder", building)
+    count = 1_300
+    services = SimpleNamespace(
+        metrics=BrokerMetrics(),
+        metadata_cache=SimpleNamespace(partition=lambda *_: None),
+        replica_manager=SimpleNamespace(epoch_end=unknown, leader_of=unknown, delete_records=deleted),
+        groups=SimpleNamespace(commit=committed, delete_offsets=offsets_deleted),
+        clock=SimpleNamespace(now_ms=lambda: 1),
+    )
+    asked = [{topic: "t", "partitions": [{partition: number, **fields} for number in range(count)]}]
+    turns = Turns()
+    told = ask(api, version, turns, services, topics=asked)
+    assert [each.error_code for each in told.topics[0].partitions] == (
+        [ErrorCode.unknown_topic_or_partition] * count
+    )
+    assert on_loop == [False]
+    if api in (Api.OFFSET_FOR_LEADER_EPOCH, Api.LIST_OFFSETS, Api.DELETE_RECORDS):
+        assert turns.until_answered >= count // SLICE_LENGTH
 
 
 def test_topic_that_is_asked_for_a_thousand_times_is_told_once() -> None:

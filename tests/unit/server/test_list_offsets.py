@@ -157,7 +157,7 @@ def ask(
         "topics": [{"name": "t", "partitions": asked}],
     }
     request = build_entity(request_type(Api.LIST_OFFSETS, version), fields)
-    head = SimpleNamespace(version=version)
+    head = SimpleNamespace(api_key=int(Api.LIST_OFFSETS), version=version)
     context: Any = SimpleNamespace(head=head, broker=services(replicas))
     answer = asyncio.run(list_offsets.handle(request, context))
     return [
