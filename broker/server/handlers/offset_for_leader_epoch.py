@@ -5,6 +5,7 @@ Readers ask to find out whether their history is still the leader's (KIP-320).
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 from millrace.broker.errors import KafkaError
@@ -18,13 +19,15 @@ VERSIONS = range(2, 5)
 
 
 async def handle(request: Any, context: RequestContext) -> Any:
-    topics: list[dict[str, Any]] = []
-    async for some in slices(request.topics):
-        for topic in some:
-            partitions: list[dict[str, Any]] = []
-            async for asked in slices(topic.partitions):
-                partitions += [_look_up(topic.topic, each, context.broker) for each in asked]
-            topics.append({"topic": topic.topic, "partitions": partitions})
+    asked = [(topic.topic, each) for topic in request.topics for each in topic.partitions]
+    found: list[dict[str, Any]] = []
+    async for some in slices(asked):
+        found += [_look_up(topic, each, context.broker) for topic, each in some]
+    by_partition = iter(found)
+    topics = [
+        {"topic": topic.topic, "partitions": list(islice(by_partition, len(topic.partitions)))}
+        for topic in request.topics
+    ]
     return await answer_of(item_count(topics), context.head, topics=topics)
 
 

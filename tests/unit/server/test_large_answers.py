@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -135,6 +136,20 @@ def cluster_of(**partition_counts: int) -> Any:
     )
 
 
+def where_it_is_written(monkeypatch: pytest.MonkeyPatch, api: Api, version: int) -> list[bool]:
+    """For each answer of this kind, once it is there: whether it was made on the event loop."""
+    on_loop: list[bool] = []
+    build = answers._builder
+
+    def building(entity_type: type[Any]) -> Any:
+        if entity_type is response_type(api, version):
+            on_loop.append(threading.current_thread() is threading.main_thread())
+        return build(entity_type)
+
+    monkeypatch.setattr(answers, "_builder", building)
+    return on_loop
+
+
 @pytest.mark.parametrize(
     ("api", "version", "fields"),
     [
@@ -149,15 +164,7 @@ def cluster_of(**partition_counts: int) -> Any:
 def test_answer_about_very_many_is_written_on_a_thread_and_a_small_one_at_once(
     monkeypatch: pytest.MonkeyPatch, api: Api, version: int, fields: dict[str, Any]
 ) -> None:
-    on_loop: list[bool] = []
-    build = answers._builder
-
-    def building(entity_type: type[Any]) -> Any:
-        if entity_type is response_type(api, version):
-            on_loop.append(threading.current_thread() is threading.main_thread())
-        return build(entity_type)
-
-    monkeypatch.setattr(answers, "_builder", building)
+    on_loop = where_it_is_written(monkeypatch, api, version)
     monkeypatch.setattr(answers, "MOST_ITEMS_AT_ONCE", 20)
     few = ask(api, version, services=cluster_of(t=10), **fields)
     many = ask(api, version, services=cluster_of(t=30), **fields)
@@ -175,6 +182,7 @@ ASKED_BY_PARTITION = [
 ]
 
 
+@pytest.mark.parametrize("width", [1_300, 100, 1], ids=["one topic", "some", "many"])
 @pytest.mark.parametrize(("api", "version", "topic", "partition", "fields"), ASKED_BY_PARTITION)
 def test_what_asks_about_very_many_partitions_holds_nobody_up(
     monkeypatch: pytest.MonkeyPatch,
@@ -183,17 +191,14 @@ def test_what_asks_about_very_many_partitions_holds_nobody_up(
     topic: str,
     partition: str,
     fields: dict[str, Any],
+    width: int,
 ) -> None:
     """The answer is written on a thread; what is looked up on the loop has others' turns in between."""
-    on_loop: list[bool] = []
-    build = answers._builder
 
-    def building(entity_type: type[Any]) -> Any:
-        if entity_type is response_type(api, version):
-            on_loop.append(threading.current_thread() is threading.main_thread())
-        return build(entity_type)
+    turns, in_turn = Turns(), Counter[int]()
 
     def unknown(*_: Any) -> Any:
+        in_turn[turns.count] += 1
         raise UnknownTopicOrPartition("no")
 
     async def deleted(*_: Any) -> Any:
@@ -205,7 +210,7 @@ def test_what_asks_about_very_many_partitions_holds_nobody_up(
     async def offsets_deleted(*_: Any) -> Any:
         return ErrorCode.none, {}
 
-    monkeypatch.setattr(answers, "_builder", building)
+    on_loop = where_it_is_written(monkeypatch, api, version)
     count = 1_300
     services = SimpleNamespace(
         metrics=BrokerMetrics(),
@@ -214,15 +219,19 @@ def test_what_asks_about_very_many_partitions_holds_nobody_up(
         groups=SimpleNamespace(commit=committed, delete_offsets=offsets_deleted),
         clock=SimpleNamespace(now_ms=lambda: 1),
     )
-    asked = [{topic: "t", "partitions": [{partition: number, **fields} for number in range(count)]}]
-    turns = Turns()
+    numbers = [range(number, number + width) for number in range(0, count, width)]
+    asked = [
+        {topic: f"t{each[0]}", "partitions": [{partition: number, **fields} for number in each]}
+        for each in numbers
+    ]
     told = ask(api, version, turns, services, topics=asked)
-    assert [each.error_code for each in told.topics[0].partitions] == (
-        [ErrorCode.unknown_topic_or_partition] * count
-    )
+    assert [
+        [(getattr(each, partition), each.error_code) for each in topic.partitions] for topic in told.topics
+    ] == [[(number, ErrorCode.unknown_topic_or_partition) for number in each] for each in numbers]
     assert on_loop == [False]
-    if api in (Api.OFFSET_FOR_LEADER_EPOCH, Api.LIST_OFFSETS, Api.DELETE_RECORDS):
-        assert turns.until_answered >= count // SLICE_LENGTH
+    looked_up = api in (Api.OFFSET_FOR_LEADER_EPOCH, Api.LIST_OFFSETS, Api.DELETE_RECORDS)
+    assert in_turn.total() == (count if looked_up else 0)
+    assert max(in_turn.values(), default=0) <= SLICE_LENGTH
 
 
 def test_topic_that_is_asked_for_a_thousand_times_is_told_once() -> None:
