@@ -230,8 +230,7 @@ class DataFolder:
                 if not log.is_anchored:
                     continue
                 recovery[tp] = log.recovery_point
-                if log.start_offset > 0:
-                    starts[tp] = log.start_offset
+                starts[tp] = log.start_offset  # 0, too: after a clean end it says that nothing was deleted
                 if log.cleaned_offset > 0 or tp in self.cleaned_offsets:
                     cleaned[tp] = log.cleaned_offset
             self._store(recovery, starts, cleaned)

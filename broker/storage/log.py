@@ -152,6 +152,7 @@ class Log:
         start_offset: int = 0,
         cleaned_offset: int | None = None,
         closed_offset: int = 0,
+        closed_start: int | None = None,
         announced_id: UUID | None = None,
         is_anchored: bool = True,
         may_have_holes: bool = False,
@@ -160,7 +161,8 @@ class Log:
         """Opens or creates the log in `directory`.
 
         `recovery_point` is the offset below which all had been flushed, None after a clean close, of which
-        `closed_offset` is the end that was written down (0: not known);
+        `closed_offset` is the end that was written down (0: not known), `closed_start` the start (None: not
+        known);
         `start_offset` is the checkpointed log start (records below it are deleted), `cleaned_offset` where
         compaction stopped, None if it never ran. `announced_id` is the topic id of a directory that has none,
         or whose own did not survive; `is_anchored`: the directory is known to be on the disk;
@@ -180,6 +182,7 @@ class Log:
                 now_ms=now_ms,
                 may_have_holes=may_have_holes or cleaned_offset is not None,
                 closed_offset=closed_offset,
+                closed_start=closed_start,
                 write_again=after_failed_sync,
             )
             end_offset = opened.end_offset

@@ -84,12 +84,15 @@ def open_segments(
     now_ms: int,
     may_have_holes: bool = False,
     closed_offset: int = 0,
+    closed_start: int | None = None,
     write_again: bool = False,
 ) -> OpenedSegments:
     """Opens every segment of a partition, oldest first; at least one is there afterwards.
 
     `recovery_point` is the offset below which all was flushed; None after a clean close, when
-    `closed_offset` is where the log ended, 0 where that is not known. `may_have_holes`: the log is known to
+    `closed_offset` is where the log ended, 0 where that is not known, and `closed_start` where it began, None
+    where that is not known: Apache Kafka writes no start that is a segment's, and after a crash segments may
+    have been deleted since it was written. `may_have_holes`: the log is known to
     have been compacted before, or it is not known whether its topic is compacted. `write_again`: what is read
     beyond the recovery point need not be on the disk although the system says so, and is written once more.
     """
@@ -105,6 +108,10 @@ def open_segments(
         _check_end(directory / "*.log", start_offset, start_offset, flushed_offset)
         segment = Segment(directory, start_offset, now_ms=now_ms, create=True)
         return OpenedSegments([segment], start_offset, notes, is_marked=HOLES_MARKER in names)
+    if closed_start is not None and bases[0] > closed_start:
+        raise _damaged(
+            directory / "*.log", f"offsets {closed_start} to {bases[0]} are missing at the beginning"
+        )
     opened = OpenedSegments([], bases[0], notes, has_holes=has_holes, is_marked=HOLES_MARKER in names)
     for number, base in enumerate(bases):
         following = bases[number + 1] if number + 1 < len(bases) else None

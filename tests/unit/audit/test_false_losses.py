@@ -104,6 +104,26 @@ def test_an_aggregate_that_was_made_anew_and_filled_again_holds_every_record_onc
     assert (found.verdict, found.duplicates) == (Verdict.UNKNOWN, {})
 
 
+@pytest.mark.parametrize("skew_ms", [1_500, 5_000])
+def test_and_so_it_does_for_a_producer_whose_clock_is_ahead(tmp_path, skew_ms):
+    """Its windows begin after the topic was made anew, by its own clock."""
+    scene = Scene(tmp_path)
+    stream = Stream(scene, skew_ms=skew_ms)
+    stream.send(4)
+    stream.close()
+    scene.carry()
+    scene.later(100)
+    scene.audit()
+    scene.make_topic("agg", "flights", 2)
+    scene.mirrors[0].lanes[scene.source().place].carried = 0
+    scene.carry()
+    scene.later(100)
+    scene.audit()
+    scene.later(10_000)
+    found = row(scene.audit(), stream)
+    assert (found.verdict, found.duplicates) == (Verdict.UNKNOWN, {})
+
+
 @pytest.mark.parametrize("written", [1, 0])
 def test_a_stream_whose_only_report_never_arrived_lost_nothing_that_anybody_knows_of(tmp_path, written):
     """It opened, its first and only counts were lost, and nobody closed it: whether what is there is all

@@ -85,6 +85,52 @@ def test_flushed_batches_that_are_missing_close_the_partition(
     manager.close()
 
 
+@pytest.mark.parametrize(("gone", "missing"), [((0,), "0 to 4"), ((0, 4), "0 to 8")])
+def test_what_a_log_began_with_when_it_was_closed_is_there_or_the_partition_stays_closed(
+    tmp_path: Path, gone: tuple[int, ...], missing: str
+) -> None:
+    log = flushed(tmp_path, clean=True)
+    for base in gone:
+        segment(log, base).unlink()
+    manager = started(tmp_path)
+    assert manager.get(KEY) is None
+    assert f"offsets {missing} are missing at the beginning" in manager.offline[KEY]
+    manager.close()
+    assert not (tmp_path / ".kafka_cleanshutdown").exists()
+
+
+def test_a_start_that_nobody_wrote_down_is_where_the_first_segment_begins(tmp_path: Path) -> None:
+    """As in a folder of Apache Kafka, which writes down no start that is a segment's."""
+    log = flushed(tmp_path, clean=True)
+    segment(log, 0).unlink()
+    (tmp_path / "log-start-offset-checkpoint").unlink()
+    manager = started(tmp_path)
+    kept = manager.get(KEY)
+    assert kept is not None and (kept.start_offset, kept.end_offset) == (4, ENDS)
+    manager.close()
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
+@pytest.mark.parametrize("start", [3, 4, 7, 8, 9])
+def test_a_log_that_was_shortened_at_its_beginning_opens_as_it_was(
+    tmp_path: Path, start: int, clean: bool
+) -> None:
+    manager = started(tmp_path)
+    log = manager.create(KEY)
+    for _ in range(ENDS):
+        append(log)
+    log.flush(0)
+    manager.checkpoint()
+    log.advance_start_offset(start)
+    log.delete_old_segments(0)
+    end(manager, clean=clean)
+    again = started(tmp_path)
+    kept = again.get(KEY)
+    assert kept is not None, again.offline
+    assert kept.end_offset == ENDS and kept.start_offset == (start if clean else start // 4 * 4)
+    again.close()
+
+
 @pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
 def test_what_had_been_deleted_is_not_missing(tmp_path: Path, clean: bool) -> None:
     manager = started(tmp_path)
