@@ -24,7 +24,7 @@ from millrace.mirror.delivery.checkpoints import Positions, encode_records
 from millrace.mirror.delivery.delivery import TransactionCounts
 from millrace.mirror.delivery.positions_keeper import PositionsKeeper
 from millrace.mirror.delivery.sink import Sink
-from millrace.mirror.delivery.system_records import SystemRecords
+from millrace.mirror.delivery.system_records import SystemRecords, Waiting
 from millrace.mirror.delivery.transaction import Seat
 from millrace.mirror.pipeline import PartitionPipeline
 from millrace.mirror.steady import steady_ms
@@ -111,13 +111,14 @@ class AtLeastOnce:
         return await self._keeper.read()
 
     async def record_start(self, partition: SourcePartition, position: Position) -> None:
-        await self._as_member(self._write_positions(encode_records([(partition, position)])))
+        records = encode_records([(partition, position)])
+        await self._as_member(self._write_positions(records, lambda: (partition,)))
 
     async def fence(self, slots: Mapping[int, int], timeout_s: float) -> dict[int, int]:
         return {}
 
     def standing(self) -> Iterator[tuple[SourcePartition, Failure]]:
-        return iter(())
+        return iter(())  # no transactions; what else is not taken `SystemRecords` tells
 
     def transactions(self) -> TransactionCounts:
         return TransactionCounts()
@@ -163,12 +164,19 @@ class AtLeastOnce:
                         partition=target.partition,
                         partitions=OFFSET_MAP.partitions,
                         configs=OFFSET_MAP.configs,
+                        waiting=self._unwritten,
                     )
             if writing.moved:
-                await self._write_positions(writing.records[self._keeper.positions])
+                await self._write_positions(writing.records[self._keeper.positions], self._unwritten)
             for pipeline, position in writing.moved:
                 pipeline.position_written(position)
 
-    async def _write_positions(self, records: Iterable[tuple[bytes, bytes | None]]) -> None:
+    def _unwritten(self) -> Iterator[SourcePartition]:
+        """Whose position is not the one on record: what is being written, and what waits behind that."""
+        for pipeline in self._pipelines:
+            if pipeline.has_begun and pipeline.progress.position_to_write() is not None:
+                yield pipeline.partition
+
+    async def _write_positions(self, records: Iterable[tuple[bytes, bytes | None]], waiting: Waiting) -> None:
         topic = self._keeper.positions.topic
-        await self._system.write(topic, list(records), configs=POSITIONS.configs)
+        await self._system.write(topic, list(records), configs=POSITIONS.configs, waiting=waiting)

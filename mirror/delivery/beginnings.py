@@ -36,6 +36,7 @@ from millrace.mirror.delivery.system_records import (
     CLUSTER_FAILURES,
     NewFailures,
     SystemRecords,
+    Waiting,
     ensure_topic,
     refuse_expiring_topic,
 )
@@ -187,10 +188,10 @@ class Beginnings:
                 return  # whoever was before has written it
             marked, self._unmarked = self._unmarked, set()
             try:
-                await self._write(encode_marks(marked))
+                await self._write(encode_marks(marked), lambda: marked | self._unmarked)
             except BaseException:
                 self._unmarked |= marked
                 raise
 
-    async def _write(self, records: list[tuple[bytes, bytes]]) -> None:
-        await self._system.write(self._topic, records, configs=STARTS.configs)
+    async def _write(self, records: list[tuple[bytes, bytes]], waiting: Waiting = tuple) -> None:
+        await self._system.write(self._topic, records, configs=STARTS.configs, waiting=waiting)
