@@ -5,11 +5,12 @@ Made by `pipeline`, which hears what became of it. Until then it stands in a row
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Protocol
 
 from millrace.broker.errors import KafkaError
-from millrace.broker.protocol.batch import LOG_APPEND_TIME_BIT
+from millrace.broker.protocol.batch import LOG_APPEND_TIME_BIT, MAX_TIMESTAMP_POSITION
 from millrace.mirror.batches.intake import Prepared
 from millrace.mirror.batches.rebatch import Piece
 from millrace.mirror.delivery.lane import Item
@@ -19,6 +20,7 @@ from millrace.mirror.sources.lag import LagSamples
 
 # A record whose creation time is older than this is being replayed: latency cannot be told from it.
 LIVE_DATA_MS = 3_600_000
+_TIMESTAMP = struct.Struct(">q")
 
 
 class Owner(Protocol):
@@ -59,7 +61,7 @@ class Outgoing(Item):
     ) -> None:
         """`offsets`: the source offset of each record. `measured_from` and its time: where the end-to-end
         latency begins (`metrics`). `frame` stands for the memory that `batch` keeps."""
-        super().__init__(len(offsets), len(batch))
+        super().__init__(len(offsets), len(batch), *_TIMESTAMP.unpack_from(batch, MAX_TIMESTAMP_POSITION))
         self.batch = batch
         self.offsets = offsets
         self.span = span

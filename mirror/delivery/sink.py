@@ -40,13 +40,12 @@ from millrace.broker.errors import (
     UnknownProducerId,
     error_for_code,
 )
-from millrace.broker.protocol.batch import MAX_TIMESTAMP_POSITION
 from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.mirror.batches.rebatch import stamp_for_target
 from millrace.mirror.delivery.alternation import Alternation
 from millrace.mirror.delivery.lane import (
     MAX_IN_FLIGHT,
-    REPLAYED_AFTER_MS,
+    NEVER_MS,
     Identity,
     Outcome,
     TargetLane,
@@ -134,6 +133,7 @@ class Sink:
         self._is_connected = False
         self.was_connected = False
         self.retry_count = 0
+        self.replayed_after_ms = 0  # see `lane.replayed_after_ms`; until that is known, all are
         self.failures: Failures[TargetPartition] = Failures()  # of batches, until one is acknowledged
         self._told: dict[TargetPartition, int] = {}  # of them that last, and since when they did
 
@@ -231,21 +231,12 @@ class Sink:
         self._schedule()
 
     def enqueue(self, target: TargetPartition, outgoing: Outgoing) -> None:
-        if self._alternation is None:
-            outgoing.is_replayed = self._is_replayed(outgoing)
         self._lane(target).enqueue(outgoing)
         self._waiting[target] = None
         if self._alternation is not None and not self._alternation.filling.lets(target):
             self._wake()
             return
         self._schedule()
-
-    def _is_replayed(self, outgoing: Outgoing) -> bool:
-        """Whether the target may forget its producer by its timestamps (see `lane`). Records without any
-        count as older than all others, as they do there."""
-        where = slice(MAX_TIMESTAMP_POSITION, MAX_TIMESTAMP_POSITION + 8)
-        newest_ms = int.from_bytes(outgoing.batch[where], "big", signed=True)
-        return newest_ms < self._now_ms() - REPLAYED_AFTER_MS
 
     def withdraw(self, target: TargetPartition, owner: Owner, from_offset: int = 0) -> list[Outgoing]:
         """Takes back what was never sent for `owner` of the source offsets from `from_offset` on."""
@@ -312,12 +303,17 @@ class Sink:
         request: dict[TargetPartition, Outgoing] = {}
         room = MAX_REQUEST_SIZE
         filling = None if self._alternation is None else self._alternation.filling
+        # In a transaction nobody is forgotten.
+        replayed_before_ms = self._now_ms() - self.replayed_after_ms if filling is None else NEVER_MS
         for target in targets:
             if room <= 0:
                 break
             only_again = filling is not None and filling.only_again  # what has just gone out may be the last
             outgoing = self._lanes[target].next_to_send(
-                steady_ms, room if request else None, only_again=only_again
+                steady_ms,
+                room if request else None,
+                only_again=only_again,
+                replayed_before_ms=replayed_before_ms,
             )
             if outgoing is not None:
                 if filling is not None:
