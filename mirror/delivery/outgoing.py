@@ -41,7 +41,9 @@ class Outgoing(Item):
     __slots__ = (
         "batch",
         "corrupt_answers",
+        "fault",
         "frame",
+        "is_looked_at",
         "measured_from",
         "measured_from_ms",
         "offsets",
@@ -70,15 +72,19 @@ class Outgoing(Item):
         self.measured_from = measured_from
         self.frame = frame
         self.corrupt_answers = 0
+        self.is_looked_at = False
+        self.fault: KafkaError | None = None  # `rebatch.fault_of`, once it was looked at
 
     def part(self, piece: Piece, span: Span) -> Outgoing:
         """A half of it, which goes in its place."""
         if piece.batch is None:
             raise RuntimeError("half of a batch is larger than what the target takes of one")
         memory = None if self.frame is None else self.frame.apart(len(piece.batch))
-        return Outgoing(
+        half = Outgoing(
             piece.batch, piece.offsets, span, self.owner, self.measured_from_ms, self.measured_from, memory
         )
+        half.is_looked_at = True  # it was read and written here
+        return half
 
     def leave_answer(self) -> None:
         """Goes on in memory of its own."""

@@ -31,6 +31,7 @@ from millrace.broker.errors import (
     DuplicateSequence,
     InvalidProducerEpoch,
     InvalidProducerIdMapping,
+    InvalidRecord,
     InvalidTxnState,
     KafkaError,
     OutOfOrderSequence,
@@ -38,10 +39,11 @@ from millrace.broker.errors import (
     ProtocolError,
     TransactionAbortable,
     UnknownProducerId,
+    UnknownServerError,
     error_for_code,
 )
 from millrace.broker.protocol.topic_partition import TopicPartition
-from millrace.mirror.batches.rebatch import stamp_for_target
+from millrace.mirror.batches.rebatch import fault_of, stamp_for_target
 from millrace.mirror.delivery.alternation import Alternation
 from millrace.mirror.delivery.lane import (
     MAX_IN_FLIGHT,
@@ -80,6 +82,9 @@ LOST_SEQUENCE = {
         TransactionAbortable,
     )
 }
+# What does not say whether the batch can ever be taken: the first is Apache Kafka's answer to any failure of
+# its own, also at records that it cannot decompress. Then the batch is looked at whole, once.
+UNEXPLAINED = {error.code for error in (UnknownServerError, InvalidRecord)}
 # Everything else, an unknown code or missing rights included, is asked again for as long as it takes: nothing
 # is given up for want of patience.
 REFUSALS = {error.code for error in UNCHANGING}
@@ -130,6 +135,7 @@ class Sink:
         self._stale_leaders = asyncio.Event()
         self._wanted_identities: dict[TargetPartition, str] = {}  # and why
         self._identity_wanted = asyncio.Event()
+        self._looking = asyncio.Lock()  # one at a time: each may take much memory
         self._is_connected = False
         self.was_connected = False
         self.retry_count = 0
@@ -383,10 +389,28 @@ class Sink:
             return
         self._requests[node] -= 1
         now_ms = self._now_ms()
+        unexplained: dict[TargetPartition, ProduceOutcome] = {}
         for target, outgoing in request.items():
-            self._answered(target, outgoing, outcomes.get(target), now_ms)
+            answer = outcomes.get(target)
+            if answer is not None and answer.error_code in UNEXPLAINED and not outgoing.is_looked_at:
+                unexplained[target] = answer
+            else:
+                self._answered(target, outgoing, answer, now_ms)
         self._schedule()
         self._on_answer()
+        for target, answer in unexplained.items():
+            await self._look(request[target])
+            if era != self._era:
+                return
+            self._answered(target, request[target], answer, self._now_ms())
+            self._schedule()
+            self._on_answer()
+
+    async def _look(self, outgoing: Outgoing) -> None:
+        """Finds out whether its records are malformed, on a thread. It counts as under way meanwhile."""
+        async with self._looking:
+            outgoing.fault = await asyncio.to_thread(fault_of, outgoing.batch)
+        outgoing.is_looked_at = True
 
     def _answered(
         self, target: TargetPartition, outgoing: Outgoing, answer: ProduceOutcome | None, now_ms: int
@@ -521,6 +545,8 @@ def _judge(answer: ProduceOutcome | None, outgoing: Outgoing) -> tuple[Outcome, 
     error = error_for_code(code, answer.error_message or "")
     if code in LOST_SEQUENCE:
         return Outcome.OUT_OF_ORDER, error
+    if code in UNEXPLAINED and outgoing.fault is not None:
+        return Outcome.REFUSED, outgoing.fault
     if code == CorruptMessage.code:
         # Its CRC was right when it was fetched. Bytes that changed on the way are right the next time;
         # bytes that the target finds wrong every time are refused.
