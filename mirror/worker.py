@@ -16,7 +16,7 @@ its mark) → carried → drained → position written → claim given up.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -62,6 +62,7 @@ from millrace.mirror.topics.discovery import Discovery
 from millrace.mirror.topics.route_guard import RouteGuard
 from millrace.mirror.topics.routes import SourcePartition
 from millrace.mirror.topics.topics import TargetTopics
+from millrace.mirror.troubles import Failure
 
 log = structlog.get_logger("millrace.mirror.worker")
 
@@ -94,21 +95,21 @@ class Worker:
         self.metrics = MirrorMetrics(now_ms, lambda: self.owned.values(), self.status.gauges)
         self.is_assigned = False
         self.handover = Handover()
-        self.system = SystemRecords(target, now_ms, config.target.replication_factor)
-        self._gaps = GapRecords(config, target, self.system, self.metrics)
+        self._system = SystemRecords(target, now_ms, config.target.replication_factor)
+        self._gaps = GapRecords(config, target, self._system, self.metrics)
         self.discovery = Discovery(
             config,
-            RouteGuard(config, target, self.system, now_ms, leads=self._leads_if_known),
+            RouteGuard(config, target, self._system, now_ms, leads=self._leads_if_known),
             TargetTopics(config, target, steady_ms, now_ms),
         )
-        keeper = self.keeper = PositionsKeeper(config, target, self.system)
+        keeper = self.keeper = PositionsKeeper(config, target, self._system)
         self.delivery: Delivery = (
             ExactlyOnce(config, target, keeper, now_ms, self.metrics.count_transaction)
             if config.delivery == "exactly_once"
-            else AtLeastOnce(config, target, keeper, self.system, now_ms)
+            else AtLeastOnce(config, target, keeper, self._system, now_ms)
         )
         factor = config.target.replication_factor
-        self._beginnings = Beginnings(config.name, target, self.system, factor, now_ms)
+        self._beginnings = Beginnings(config.name, target, self._system, factor, now_ms)
         self._slots: dict[int, int] = {}  # in use as of the last share: slot -> lanes
         self._workload = Workload()
         self._shared = Shared(
@@ -129,10 +130,10 @@ class Worker:
         self.readers = Readers(config, self.budget, now_ms, self._on_view, self._record_start)
         for source in config.sources:
             self.readers.add(source, sources[source.cluster])
-        self.operators = Operators(self, self.system.write)
+        self.operators = Operators(self, self._system.write)
         self.group_sync = GroupSync(target, now_ms, self._leads, self._settings)
         self._progress_groups = ProgressGroups(now_ms, self._settings, lambda: list(self.owned.values()))
-        self._map_keeper = MapKeeper(target, self.system.write, self._leads, self._settings)
+        self._map_keeper = MapKeeper(target, self._system.write, self._leads, self._settings)
         self.member = WorkerSeat(
             config,
             target,
@@ -195,6 +196,11 @@ class Worker:
         return self.handover.work_left(
             config.drain_timeout_ms, self.target.name, self.target.trouble or "", config.delivery
         )
+
+    def standing(self) -> Iterator[tuple[SourcePartition, Failure]]:
+        """The partitions of which something is not put on record at the target: why, and since when."""
+        yield from self.delivery.standing()
+        yield from self._system.standing()
 
     async def _measure(self) -> None:
         """Takes the rates; when this worker's load has become another, the group shares its work out anew."""

@@ -69,8 +69,7 @@ class WorkerStatus:
         worker = self._worker
         refused = {target: failure for sink in worker.delivery.sinks for target, failure in sink.failures}
         topics = worker.discovery.topics.failures
-        standing = [*worker.delivery.standing(), *worker.system.standing()]
-        return troubles_of(worker.owned, worker.readers, refused, standing, topics, worker.now_ms())
+        return troubles_of(worker.owned, worker.readers, refused, worker.standing(), topics, worker.now_ms())
 
     def document(self) -> dict[str, Any]:
         """That of /status."""

@@ -127,7 +127,7 @@ class Stage:
         )
         stubbed.delivery.read_positions = self.read_positions
         stubbed.delivery.record_start = self.record_start
-        stubbed.system.write = self.write
+        stubbed._system.write = self.write
         async with asyncio.timeout(patience()), asyncio.TaskGroup() as worker._tasks:
             await worker._assigned(encode_share(Share(coming)))
         await agg.close()

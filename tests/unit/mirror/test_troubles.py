@@ -252,7 +252,7 @@ def test_record_of_the_mirrors_own_that_is_not_taken_shows_until_it_is(
 
         topics = OwnTopics(topic)
         monkeypatch.setattr(scene.target, "metadata", metadata)
-        monkeypatch.setattr(scene.worker.system, "_attempt", topics.attempt)
+        monkeypatch.setattr(scene.worker._system, "_attempt", topics.attempt)
         monkeypatch.setattr(system_records, "WRITE_BACK_OFF", BackOff(first_ms=1, limit_ms=1))
         scene.worker.delivery.began(scene.pipeline)
         began_ms = scene.now_ms
@@ -275,7 +275,7 @@ def test_record_of_the_mirrors_own_that_is_not_taken_shows_until_it_is(
 def test_position_that_waits_behind_one_that_is_not_taken_shows_too(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(scene: Scene) -> None:
         topics, worker = OwnTopics(POSITIONS.of(CONFIG.name)), scene.worker
-        monkeypatch.setattr(worker.system, "_attempt", topics.attempt)
+        monkeypatch.setattr(worker._system, "_attempt", topics.attempt)
         monkeypatch.setattr(system_records, "WRITE_BACK_OFF", BackOff(first_ms=1, limit_ms=1))
         for number in (1, 2):
             where = SourcePartition("ewr", "flights", number)
