@@ -168,7 +168,7 @@ def test_cells_are_cut_where_a_group_began():
     captured = captured_of(pins=[pin()], gaps=[first, later, namesake])
     captured.cluster_ids = {"ewr": "E"}
     ranges, _ = plan_ranges(captured, config(groups={"ewr": ["billing"]}), Commit())
-    assert [(each.first_offset, each.end_offset) for each in ranges] == [(0, 4), (4, 10)]
+    assert [(each.first_offset, each.end_offset) for each in ranges if each.size] == [(0, 4), (4, 10)]
 
 
 def test_what_a_member_committed_to_have_told_and_nobody_tells_makes_the_group_doubtful():
@@ -324,7 +324,7 @@ def test_a_backfill_cuts_where_the_log_was_shortened():
     note = UnreadNote("ewr", "flights", 0, 3, 7, "truncated", 0, 1)
     captured = captured_of(pins=[pin()])
     ranges, unread = plan_backfill(captured, config(), Commit(unread=[note]))
-    assert [(each.first_offset, each.end_offset) for each in ranges] == [(0, 3), (3, 7), (7, 10)]
+    assert [(each.first_offset, each.end_offset) for each in ranges if each.size] == [(0, 3), (3, 7), (7, 10)]
     assert unread == [note]
 
 
