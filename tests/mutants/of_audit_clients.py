@@ -314,4 +314,12 @@ OF_AUDIT_CLIENTS = (
         instead="            pass  # The clock",
         red=(f"{UNIT}/test_session.py::test_a_moment_that_a_promise_has_passed_gives_no_number_to_anyone",),
     ),
+    Mutant(
+        name="refused-report-keeps-others-back",
+        promise="A report that is refused keeps no other one back.",
+        file="audit/clients/event_publisher.py",
+        rule="kafka_error(refusal))\n                unsent.pop(0)\n",
+        instead="kafka_error(refusal))\n                    return\n                unsent.pop(0)\n",
+        red=(f"{UNIT}/test_refused_reports.py::test_a_report_that_is_refused_keeps_no_other_one_back",),
+    ),
 )

@@ -162,7 +162,18 @@ OF_COORDINATION = (
         instead="        if node.owner == 0:\n",
         red=(
             f"{COORDINATION}/test_controller_runner.py"
-            "::test_an_election_whose_answer_is_lost_does_not_leave_the_office_empty",
+            "::test_an_office_that_its_own_broker_does_not_know_of_is_given_back",
+        ),
+    ),
+    Mutant(
+        name="setting-of-one-broker-overruled",
+        promise="A setting of one broker wins over that of all, and both over its file.",
+        file="broker/coordination/dynamic_configs.py",
+        rule="        for level in levels\n",
+        instead="        for level in reversed([*levels])\n",
+        red=(
+            f"{COORDINATION}/test_dynamic_configs.py"
+            "::test_one_brokers_setting_wins_over_that_of_all_and_that_over_the_file",
         ),
     ),
 )

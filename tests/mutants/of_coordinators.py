@@ -223,4 +223,12 @@ OF_COORDINATORS = (
             "::test_who_comes_after_the_only_member_left_brings_any_protocol",
         ),
     ),
+    Mutant(
+        name="offsets-decoded-on-the-event-loop",
+        promise="A coordinator that loads very many offsets holds up nobody.",
+        file="broker/groups/coordinator.py",
+        rule="await self._journal.compute(partial(owned.restored, memory, self._moment()))",
+        instead="owned.restored(memory, self._moment())",
+        red=("tests/unit/groups/test_offsets_replay.py::test_a_load_decodes_nothing_on_the_event_loop",),
+    ),
 )

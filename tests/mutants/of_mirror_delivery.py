@@ -311,10 +311,7 @@ OF_MIRROR_DELIVERY = (
         file="mirror/delivery/system_records.py",
         rule="        if not batches or room < 0:\n",
         instead="        if not batches:\n",
-        red=(
-            f"{UNIT}/test_own_records.py::test_cut_keeps_the_order_and_a_large_record_stands_alone",
-            f"{UNIT}/test_own_records.py::test_positions_of_many_partitions_fit_a_target_by_default",
-        ),
+        red=(f"{UNIT}/test_own_records.py::test_cut_keeps_the_order_and_a_large_record_stands_alone",),
     ),
     Mutant(
         name="final-refusal-tried-without-end",

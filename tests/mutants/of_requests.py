@@ -205,4 +205,22 @@ OF_REQUESTS = (
         instead="    operations = NOT_ASKED\n",
         red=("tests/unit/groups/test_group_handlers.py::test_describe_groups_every_version",),
     ),
+    Mutant(
+        name="records-held-by-a-fetch-that-waits",
+        promise="A fetch that waits for more holds no records meanwhile.",
+        file="broker/server/handlers/fetch.py",
+        rule="            self.given = None\n",
+        instead="            pass\n",
+        red=(
+            f"{SERVER}/test_fetch_handler.py::test_fetch_that_waits_for_more_holds_nothing_and_still_gets_all",
+        ),
+    ),
+    Mutant(
+        name="answers-waited-for-by-nobody",
+        promise="What a client waits for ends when the client has gone.",
+        file="broker/server/connection.py",
+        rule="        self._give_up_answers()\n        self._parse()",
+        instead="        self._parse()",
+        red=(f"{SERVER}/test_connection.py::test_peer_that_is_gone_is_not_waited_with",),
+    ),
 )
