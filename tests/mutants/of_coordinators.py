@@ -205,12 +205,14 @@ OF_COORDINATORS = (
         ),
     ),
     Mutant(
-        name="timers-of-groups-by-the-time-of-day",
-        promise="A clock that is set ends no session and no rebalance, and holds none up.",
-        file="broker/groups/coordinator.py",
-        rule="Moment(steady_ms=self._steady_ms(), ",
-        instead="Moment(steady_ms=self._clock_ms(), ",
-        red=("tests/unit/groups/test_coordinator.py::test_timers_run_on_when_the_clock_is_set",),
+        name="sessions-end-by-the-time-of-day",
+        promise="A clock that is set ends no session of a group's members, and prolongs none.",
+        file="broker/groups/membership.py",
+        rule="self.roster.expired(now.steady_ms):",
+        instead="self.roster.expired(now.now_ms):",
+        red=(
+            "tests/unit/groups/test_membership.py::test_no_timer_of_a_group_follows_the_time_of_day[3600000]",
+        ),
     ),
     Mutant(
         name="protocol-of-who-left-asked-for",
