@@ -125,8 +125,60 @@ OF_AUDIT_CELLS = (
         name="count-not-held-to-the-plan",
         promise="No run commits behind offsets that its count left out, or took twice.",
         file="audit/spark/spark_cells.py",
-        rule="            if missing or too_many:\n",
-        instead="            if missing + too_many < 0:\n",
+        rule="        if missing or too_many:\n",
+        instead="        if too_many < 0:\n",
         red=(f"{JOB}/test_uncounted.py::test_a_run_without_its_cells_ends_before_it_commits",),
+    ),
+    Mutant(
+        name="connectors-holes-believed",
+        promise="What no task of the connector went through is a hole only where our reader finds no record.",
+        file="audit/spark/connector_reader.py",
+        rule="        if gone or counter.totals().records:\n",
+        instead="        if gone:\n",
+        red=(
+            "tests/unit/audit_job/test_uncounted.py"
+            "::test_stretch_without_rows_is_a_hole_where_we_read_no_record",
+        ),
+    ),
+    Mutant(
+        name="connectors-plan-uncompared",
+        promise="What the connector counted is compared with the plan, too.",
+        file="audit/spark/spark_cells.py",
+        rule="        if missing or too_many:\n",
+        instead="        if not through_connector and (missing or too_many):\n",
+        red=("tests/unit/audit_job/test_uncounted.py::test_connectors_cells_are_compared_with_the_plan_too",),
+    ),
+    Mutant(
+        name="connectors-rows-unnoted",
+        promise="A task of the connector says what lies between its rows.",
+        file="audit/spark/connector_reader.py",
+        rule="            if low < high:\n",
+        instead="            if low > high:\n",
+        red=(
+            "tests/unit/audit_job/test_uncounted.py"
+            "::test_task_of_the_connector_went_through_what_lies_between_its_rows",
+        ),
+    ),
+    Mutant(
+        name="kept-uncut-before-any-position",
+        promise="Cells are cut at gap bounds also where the audit looked before the mirror told anything.",
+        file="audit/runs/reading_plan.py",
+        rule="        mirrored |= config.sources().keys()\n",
+        instead="        pass\n",
+        red=(
+            "tests/unit/audit/test_doubts_that_end.py"
+            "::test_a_loss_beside_a_gap_is_one_also_where_the_audit_read_before_the_mirror_told_anything",
+        ),
+    ),
+    Mutant(
+        name="foreign-mirrors-positions-awaited",
+        promise="A source whose mirror tells no positions is kept whole.",
+        file="audit/runs/reading_plan.py",
+        rule=' and all(each.mirror == "millrace" for each in aggregates.values()):\n',
+        instead=":\n",
+        red=(
+            "tests/unit/audit_job/test_task_plan.py"
+            "::test_source_whose_mirror_may_tell_no_position_is_kept_whole",
+        ),
     ),
 )

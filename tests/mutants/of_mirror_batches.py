@@ -431,4 +431,60 @@ OF_MIRROR_BATCHES = (
             f"{UNIT}/test_unreadable_batches.py::test_a_batch_whose_header_hides_its_records_is_not_passed_over",
         ),
     ),
+    Mutant(
+        name="malformed-batch-sent-for-ever",
+        promise="Records that nobody can read, at which the target fails for ever, are a gap of damage.",
+        file="mirror/delivery/sink.py",
+        rule=(
+            "    if code in UNEXPLAINED and outgoing.fault is not None:\n"
+            "        return Outcome.REFUSED, outgoing.fault\n"
+        ),
+        instead="",
+        red=(
+            "tests/unit/mirror/test_malformed_batches.py"
+            "::test_malformed_batch_that_the_target_fails_at_is_a_gap_of_damage_as_a_whole",
+        ),
+    ),
+    Mutant(
+        name="whole-batch-given-up",
+        promise="A batch that is whole is sent until the target fails no more.",
+        file="mirror/delivery/sink.py",
+        rule=(
+            "    if code in UNEXPLAINED and outgoing.fault is not None:\n"
+            "        return Outcome.REFUSED, outgoing.fault\n"
+        ),
+        instead="    if code in UNEXPLAINED:\n        return Outcome.REFUSED, outgoing.fault or error\n",
+        red=(
+            "tests/unit/mirror/test_malformed_batches.py"
+            "::test_batch_that_is_whole_is_sent_until_the_target_fails_no_more",
+        ),
+    ),
+    Mutant(
+        name="records-unread-under-a-right-checksum",
+        promise="Records are gone through when it is asked whether anybody can read them.",
+        file="mirror/batches/rebatch.py",
+        rule=(
+            "        rewrite(records, section_rows([section_of(header, 0, len(records))]), 0)\n"
+            "    except (Corr"
+        ),
+        instead="    except (Corr",
+        red=("tests/unit/mirror/test_malformed_batches.py::test_records_that_nobody_can_read_are_found",),
+    ),
+    Mutant(
+        name="records-of-other-readers-given-up",
+        promise="What only Java's readers cannot read is written anew, not given up.",
+        file="mirror/batches/rebatch.py",
+        rule=(
+            "    try:\n"
+            "        check_framing(header.compression, section)\n"
+            "    except InvalidRecord as error:\n"
+            "        return error\n"
+            "    return None\n"
+        ),
+        instead="    return None\n",
+        red=(
+            "tests/unit/mirror/test_malformed_batches.py"
+            "::test_records_that_java_cannot_read_are_written_anew",
+        ),
+    ),
 )

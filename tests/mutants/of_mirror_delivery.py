@@ -337,4 +337,82 @@ OF_MIRROR_DELIVERY = (
         instead="SEGMENT_BYTES = 1 << 30\n",
         red=(f"{UNIT}/test_positions_keeper.py::test_topics_that_are_read_as_tables_are_compacted_early",),
     ),
+    Mutant(
+        name="refused-records-of-its-own-untold",
+        promise="What the target does not take of the mirror's own records is a trouble of who waits for it.",
+        file="mirror/worker.py",
+        rule="        yield from self._system.standing()\n",
+        instead="",
+        red=(
+            "tests/unit/mirror/test_troubles.py"
+            "::test_record_of_the_mirrors_own_that_is_not_taken_shows_until_it_is",
+        ),
+    ),
+    Mutant(
+        name="refused-positions-untold",
+        promise="At least once, positions that are not taken are told of their partitions.",
+        file="mirror/delivery/at_least_once.py",
+        rule="self._write_positions(writing.records[self._keeper.positions], self._unwritten)",
+        instead="self._write_positions(writing.records[self._keeper.positions], tuple)",
+        red=(
+            "tests/unit/mirror/test_troubles.py"
+            "::test_record_of_the_mirrors_own_that_is_not_taken_shows_until_it_is",
+        ),
+    ),
+    Mutant(
+        name="positions-behind-a-refused-one-untold",
+        promise="Who waits behind a position that is not taken shows too.",
+        file="mirror/delivery/at_least_once.py",
+        rule="        for pipeline in self._pipelines:\n            if pipeline.has_begun and",
+        instead="        for pipeline in list(self._pipelines)[:1]:\n            if pipeline.has_begun and",
+        red=(
+            "tests/unit/mirror/test_troubles.py"
+            "::test_position_that_waits_behind_one_that_is_not_taken_shows_too",
+        ),
+    ),
+    Mutant(
+        name="old-data-judged-by-its-first-try",
+        promise="What has become old since its first try goes one by one.",
+        file="mirror/delivery/lane.py",
+        rule=(
+            "        item.in_flight = item.was_sent = True\n"
+            "        item.is_replayed = item.newest_ms < replayed_before_ms\n"
+        ),
+        instead=(
+            "        if not item.was_sent:\n"
+            "            item.is_replayed = item.newest_ms < replayed_before_ms\n"
+            "        item.in_flight = item.was_sent = True\n"
+        ),
+        red=(
+            "tests/unit/mirror/test_lane.py"
+            "::test_what_has_become_old_since_it_came_or_was_tried_goes_one_by_one",
+        ),
+    ),
+    Mutant(
+        name="request-outlives-its-producer",
+        promise="A request has its time before the target forgets its producer.",
+        file="mirror/delivery/lane.py",
+        rule="min(expiration_ms // 2, expiration_ms - REST_AFTER_MS, EXPIRATION_MS // 2)",
+        instead="min(expiration_ms // 2, EXPIRATION_MS // 2)",
+        red=("tests/unit/mirror/test_lane.py::test_what_is_old_follows_from_when_the_target_forgets",),
+    ),
+    Mutant(
+        name="targets-expiration-unasked",
+        promise="What is old follows from what the target says of when it forgets producers.",
+        file="mirror/delivery/at_least_once.py",
+        rule="replayed_after_ms(min(found, default=EXPIRATION_MS))",
+        instead="replayed_after_ms(EXPIRATION_MS)",
+        red=("tests/unit/mirror/test_at_least_once.py::test_target_is_asked_when_it_forgets_producers",),
+    ),
+    Mutant(
+        name="told-limit-kept-for-ever",
+        promise="A limit that may not be asked any more is none.",
+        file="mirror/topics/topics.py",
+        rule="                self._max_batch_size.pop(name, None)  # it may have been raised since\n",
+        instead="",
+        red=(
+            "tests/unit/mirror/test_target_limits.py"
+            "::test_limit_that_was_told_once_is_none_when_it_is_told_no_more",
+        ),
+    ),
 )

@@ -51,4 +51,48 @@ OF_MIRROR_WORKERS = (
             "::test_leader_that_moves_is_followed_while_the_target_does_not_answer",
         ),
     ),
+    Mutant(
+        name="begun-before-the-first-look",
+        promise="Nothing of a source is begun before its first look is on record.",
+        file="mirror/worker.py",
+        rule="            if partition.source in unseen:\n",
+        instead="            if False:\n",
+        red=(
+            "tests/unit/mirror/test_beginnings.py"
+            "::test_source_that_is_seen_late_is_begun_then_with_its_first_look_on_record",
+        ),
+    ),
+    Mutant(
+        name="first-look-at-nothing",
+        promise="A first look says what was seen, however late that is.",
+        file="mirror/worker.py",
+        rule="        await reader.seen(pipelines)\n",
+        instead="",
+        red=(
+            "tests/unit/mirror/test_beginnings.py"
+            "::test_source_that_is_seen_late_is_begun_then_with_its_first_look_on_record",
+        ),
+    ),
+    Mutant(
+        name="two-first-looks",
+        promise="Of two workers the one that sees a source later begins as the other.",
+        file="mirror/delivery/beginnings.py",
+        rule="is_first = source not in begun.first_looks\n",
+        instead="is_first = True\n",
+        red=(
+            "tests/unit/mirror/test_beginnings.py"
+            "::test_who_sees_a_source_late_begins_as_the_worker_that_saw_it_first",
+        ),
+    ),
+    Mutant(
+        name="empty-source-is-not-looked-at",
+        promise="What comes to a source that was seen empty begins with its first record.",
+        file="mirror/worker.py",
+        rule="            await self._beginnings.nothing_seen(reader.name)\n",
+        instead="            pass\n",
+        red=(
+            "tests/unit/mirror/test_beginnings.py"
+            "::test_what_comes_to_a_source_that_was_seen_empty_begins_with_its_first_record",
+        ),
+    ),
 )

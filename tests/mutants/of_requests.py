@@ -223,4 +223,63 @@ OF_REQUESTS = (
         instead="        self._parse()",
         red=(f"{SERVER}/test_connection.py::test_peer_that_is_gone_is_not_waited_with",),
     ),
+    Mutant(
+        name="large-request-decoded-on-the-loop",
+        promise="A large request is not decoded on the event loop.",
+        file="broker/server/dispatch.py",
+        rule="            return self._run_large(handler.handle, _kept(frame), position, context)\n",
+        instead=(
+            "            return self._run(handler.handle, self._decode(head, frame, position), context)\n"
+        ),
+        red=(
+            "tests/unit/server/test_large_answers.py"
+            "::test_large_request_is_decoded_on_a_thread_and_a_small_one_at_once",
+        ),
+    ),
+    Mutant(
+        name="large-request-read-from-a-shared-buffer",
+        promise="A request that is decoded on a thread is read from bytes that stay.",
+        file="broker/server/dispatch.py",
+        rule="    return frame if len(frame) >= KEPT_FRAME_SIZE else memoryview(bytes(frame))\n",
+        instead="    return frame\n",
+        red=(
+            "tests/unit/server/test_large_answers.py"
+            "::test_large_request_is_decoded_on_a_thread_and_a_small_one_at_once",
+        ),
+    ),
+    Mutant(
+        name="reader-keeps-the-interpreter",
+        promise="A reader on a thread keeps the interpreter for one item at a time.",
+        file="broker/protocol/gradual_reader.py",
+        rule="    return entity if has_items else whole\n",
+        instead="    return whole\n",
+        red=(
+            "tests/unit/protocol/test_entity_shape.py"
+            "::test_a_reader_beside_which_others_go_on_is_native_for_one_item_at_a_time",
+        ),
+    ),
+    Mutant(
+        name="partition-deleted-from-twice",
+        promise="Records of a partition that a DeleteRecords request names twice stay.",
+        file="broker/server/handlers/delete_records.py",
+        rule="        if repeated:\n",
+        instead="        if False:\n",
+        red=(
+            "tests/unit/server/test_repeated_items.py::test_records_of_a_partition_that_is_named_twice_stay",
+        ),
+    ),
+    Mutant(
+        name="elections-answered-on-the-loop",
+        promise="Elections of very many partitions are answered from a thread.",
+        file="broker/server/handlers/elect_leaders.py",
+        rule=(
+            "    return await answer_of(len(results), context.head, "
+            "replica_election_results=_by_topic(results))\n"
+        ),
+        instead="    return answer(API, version, replica_election_results=_by_topic(results))\n",
+        red=(
+            "tests/unit/server/test_large_answers.py"
+            "::test_elections_of_very_many_partitions_are_answered_from_a_thread",
+        ),
+    ),
 )
