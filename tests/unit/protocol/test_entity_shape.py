@@ -68,6 +68,7 @@ def test_every_message_of_every_version_passes_and_a_byte_less_does_not() -> Non
             end_of(entity_type, data)
             decoded = decode_entity(entity_type, data, 0)
             assert decode_entity(entity_type, written(decoded), 0) == decoded
+            assert decode_entity(entity_type, data, 0, gradually=True) == decoded
 
 
 def test_unknown_tagged_fields_are_left_out() -> None:
@@ -82,6 +83,7 @@ def test_unknown_tagged_fields_are_left_out() -> None:
             count += 1
             more = data[:-1] + b"\x02\x63\x03abc\xe8\x07\x00"
             assert decode_entity(entity_type, more, 0) == decode_entity(entity_type, data, 0)
+            assert decode_entity(entity_type, more, 0, gradually=True) == decode_entity(entity_type, data, 0)
     assert count > 250
 
 
