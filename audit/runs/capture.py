@@ -38,7 +38,7 @@ from millrace.audit.contract.group_counts import (
     told_by_sessions,
     unanswered,
 )
-from millrace.audit.keeping.state import Commit, UnreadNote
+from millrace.audit.keeping.state import Commit, ReadPosition, UnreadNote
 from millrace.audit.runs.event_reading import EventsRead, read_events, read_new_gaps
 from millrace.audit.runs.partition_pins import PartitionPin, ends_and_epochs, naming, refusal, topic_id_of
 from millrace.audit.runs.told_routes import ToldRoutes
@@ -168,10 +168,11 @@ async def capture(
                     other = captured.claims.get(place, Claim(0, 0))
                     captured.claims[place] = Claim(max(claim[1], other.count), other.commits + 1)
         await read_events(captured, config, clusters, known or EventsRead(), before or Commit())
-        await _pin(captured, config, clusters, config.sources())
+        positions = {} if before is None else before.offsets
+        await _pin(captured, config, clusters, config.sources(), positions)
         await _read_positions(captured, config, clusters, metadata)
         await asyncio.gather(*(read_new_gaps(captured, clusters[name]) for name in clusters))
-        await _pin(captured, config, clusters, config.aggregates())
+        await _pin(captured, config, clusters, config.aggregates(), positions)
         captured.pinned_ms = clock_ms()
     captured.pins.sort(key=lambda pin: (pin.cluster, pin.topic, pin.partition))
     return captured
@@ -216,19 +217,32 @@ async def _committed(
 
 
 async def _pin(
-    captured: Capture, config: AuditConfig, clusters: Mapping[str, Cluster], names: Mapping[str, object]
+    captured: Capture,
+    config: AuditConfig,
+    clusters: Mapping[str, Cluster],
+    names: Mapping[str, object],
+    known: Mapping[str, ReadPosition],
 ) -> None:
-    await asyncio.gather(*(_pin_cluster(captured, config, clusters[name]) for name in names))
+    await asyncio.gather(*(_pin_cluster(captured, config, clusters[name], known) for name in names))
 
 
-async def _pin_cluster(captured: Capture, config: AuditConfig, cluster: Cluster) -> None:
+async def _pin_cluster(
+    captured: Capture, config: AuditConfig, cluster: Cluster, known: Mapping[str, ReadPosition]
+) -> None:
+    """`known`: how far the run before had read, by the partitions' keys."""
     described = config.clusters[cluster.name]
     here = [(name, place) for topic in config.topics for name, place in described.places(topic).items()]
     names = sorted({name for name, _ in here})
     metadata = await cluster.metadata(names, max_age_ms=0)
     keys = [key for name in names for key in metadata.partitions(name)]
+    kept = {
+        key: position.epochs
+        for name, place in here
+        for key in metadata.partitions(name)
+        if (position := known.get(f"{cluster.name}/{place}/{key[1]}")) is not None
+    }
     with naming(cluster, ", ".join(names)):
-        starts, marks, ends, histories = await ends_and_epochs(cluster, keys)
+        starts, marks, ends, histories, older = await ends_and_epochs(cluster, keys, kept)
     densities = await bytes_per_offset(
         cluster, {key: (starts[key].offset, marks[key].offset) for key in keys}
     )
@@ -255,6 +269,7 @@ async def _pin_cluster(captured: Capture, config: AuditConfig, cluster: Cluster)
                     high_watermark=marks[name, partition].offset,
                     bytes_per_offset=densities.get((name, partition), 0.0),
                     epochs=histories.get((name, partition), ()),
+                    older_ends=older.get((name, partition), ()),
                 )
             )
 

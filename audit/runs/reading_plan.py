@@ -184,12 +184,13 @@ def read_until(
 ) -> dict[str, ReadPosition]:
     """Where the next run goes on behind these ranges, by the partition's key. The tail is read again."""
     histories = {pin.key: pin.epochs for pin in captured.pins}
-    offsets = {}
+    offsets: dict[str, ReadPosition] = {}
+    firsts: dict[str, int] = {}
     # A partition may be read in pieces.
     for each in sorted((each for each in ranges if not each.tail), key=lambda each: each.end_offset):
         key = f"{each.cluster}/{each.topic}/{each.partition}"
-        known = (before or {}).get(key)
-        offsets[key] = position_at(histories.get(key, ()), each.end_offset, each.topic_id, known)
+        known, first = (before or {}).get(key), firsts.setdefault(key, each.first_offset)
+        offsets[key] = position_at(histories.get(key, ()), each.end_offset, each.topic_id, known, first)
     return offsets
 
 

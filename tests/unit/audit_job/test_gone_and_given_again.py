@@ -45,9 +45,11 @@ def without_topic(monkeypatch, settings, present, absent):
     monkeypatch.setattr(capture_module, "bytes_per_offset", no_sizes)
     ends = {True: 2, False: 2}
     asyncio.run(
-        capture_module._pin_cluster(captured, settings, FakeCluster("ewr", topics=present, ends=ends))
+        capture_module._pin_cluster(captured, settings, FakeCluster("ewr", topics=present, ends=ends), {})
     )
-    asyncio.run(capture_module._pin_cluster(captured, settings, FakeCluster("agg", topics=absent, ends=ends)))
+    asyncio.run(
+        capture_module._pin_cluster(captured, settings, FakeCluster("agg", topics=absent, ends=ends), {})
+    )
     return captured
 
 
@@ -427,7 +429,7 @@ def pinned(monkeypatch, elections):
     monkeypatch.setattr(capture_module, "bytes_per_offset", no_sizes)
     monkeypatch.setattr(partition_pins, "epoch_histories", histories)
     captured = captured_of(pins=[])
-    asyncio.run(capture_module._pin_cluster(captured, config(), cluster))
+    asyncio.run(capture_module._pin_cluster(captured, config(), cluster, {}))
     (pin,) = captured.pins
     return pin.epochs
 
