@@ -167,8 +167,8 @@ async def capture(
                     place = (group.name, claim[0])
                     other = captured.claims.get(place, Claim(0, 0))
                     captured.claims[place] = Claim(max(claim[1], other.count), other.commits + 1)
-        await read_events(captured, config, clusters, known or EventsRead(), before or Commit())
         positions = {} if before is None else before.offsets
+        await read_events(captured, config, clusters, known or EventsRead(), before or Commit())
         await _pin(captured, config, clusters, config.sources(), positions)
         await _read_positions(captured, config, clusters, metadata)
         await asyncio.gather(*(read_new_gaps(captured, clusters[name]) for name in clusters))

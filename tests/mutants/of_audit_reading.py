@@ -11,10 +11,10 @@ READER = f"{JOB}/test_range_reader.py"
 ORDER = f"{JOB}/test_doubtful_captures.py::test_what_is_read_when_makes_a_missing_record_a_loss_and_not_lag"
 SHORTENED = f"{UNIT}/test_shortened_logs.py"
 EVENTS = "        await read_events(captured, config, clusters, known or EventsRead(), before or Commit())\n"
-SOURCES = "        await _pin(captured, config, clusters, config.sources())\n"
+SOURCES = "        await _pin(captured, config, clusters, config.sources(), positions)\n"
 POSITIONS = "        await _read_positions(captured, config, clusters, metadata)\n"
 NEW_GAPS = "        await asyncio.gather(*(read_new_gaps(captured, clusters[name]) for name in clusters))\n"
-AGGREGATES = "        await _pin(captured, config, clusters, config.aggregates())\n"
+AGGREGATES = "        await _pin(captured, config, clusters, config.aggregates(), positions)\n"
 
 OF_AUDIT_READING = (
     Mutant(
@@ -209,6 +209,36 @@ OF_AUDIT_READING = (
         red=(
             f"{JOB}/test_gaps_told_meanwhile.py"
             "::test_a_gap_that_is_told_after_the_events_were_read_is_no_loss",
+        ),
+    ),
+    Mutant(
+        name="only-the-newest-epochs-asked-for",
+        promise="A log that was cut is read again from there, however many elections came since.",
+        file="audit/runs/partition_pins.py",
+        rule="older = await older_ends(cluster, histories, kept)",
+        instead="older = await older_ends(cluster, histories, {})",
+        red=(
+            "tests/unit/audit/test_shortened_logs.py"
+            "::test_a_log_that_was_cut_is_read_again_however_many_leaders_came_since",
+        ),
+    ),
+    Mutant(
+        name="histories-without-a-common-epoch-agree",
+        promise="Where no epoch is common, all is read again.",
+        file="audit/runs/log_history.py",
+        rule="if not is_partial(theirs):",
+        instead="if theirs:",
+        red=("tests/unit/audit/test_shortened_logs.py::test_where_no_epoch_is_common_all_is_read_again",),
+    ),
+    Mutant(
+        name="untold-epochs-forgotten",
+        promise="What is known of a log is kept behind more elections than were asked for.",
+        file="audit/runs/resuming.py",
+        rule="until(known.epochs, first_offset)",
+        instead="known.epochs",
+        red=(
+            "tests/unit/audit/test_shortened_logs.py"
+            "::test_what_is_known_of_a_log_is_kept_behind_more_elections_than_were_asked_for",
         ),
     ),
 )

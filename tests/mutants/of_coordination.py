@@ -176,4 +176,15 @@ OF_COORDINATION = (
             "::test_one_brokers_setting_wins_over_that_of_all_and_that_over_the_file",
         ),
     ),
+    Mutant(
+        name="offline-replicas-told-all-or-none",
+        promise="Of offline replicas that no znode can name all of, as many are told as fit.",
+        file="broker/coordination/offline_replicas.py",
+        rule="told = fitting(wanted)",
+        instead="told = wanted",
+        red=(
+            "tests/unit/coordination/test_offline_replicas.py"
+            "::test_of_more_than_a_znode_takes_a_part_is_told_and_the_rest_is_named_once",
+        ),
+    ),
 )

@@ -442,7 +442,7 @@ OF_MIRROR_BATCHES = (
         instead="",
         red=(
             "tests/unit/mirror/test_malformed_batches.py"
-            "::test_malformed_batch_that_the_target_fails_at_is_a_gap_of_damage_as_a_whole",
+            "::test_malformed_batch_that_the_target_fails_at_is_a_gap_of_damage_as_a_whole[-1-False]",
         ),
     ),
     Mutant(

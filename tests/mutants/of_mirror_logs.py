@@ -171,4 +171,15 @@ OF_MIRROR_LOGS = (
             "::test_position_of_another_topic_is_a_gap_up_to_the_end_that_was_known",
         ),
     ),
+    Mutant(
+        name="retention-of-a-new-topic-untold",
+        promise="What retention took of a topic made anew is a gap of its own.",
+        file="mirror/sources/source_logs.py",
+        rule="following, reason, resume_at=ANEW, origin",
+        instead="following, reason, resume_at=earliest, origin",
+        red=(
+            "tests/unit/mirror/test_source_bounds.py"
+            "::test_what_retention_took_of_a_topic_made_anew_is_a_gap_of_its_own",
+        ),
+    ),
 )
