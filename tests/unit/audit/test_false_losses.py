@@ -71,8 +71,9 @@ def test_nor_the_records_that_came_after_the_audit_had_noticed(tmp_path):
 
 
 def test_a_retry_into_a_log_that_was_cut_short_is_one_record(tmp_path):
-    """Its first copy was read, and went with the old leader, as did the answer."""
-    scene = Scene(tmp_path)
+    """Its first copy was read, and went with the old leader, as did the answer. (Before its mirror told a
+    position nothing of a source is kept, but where the mirror is another's.)"""
+    scene = Scene(tmp_path, foreign=True)
     stream = Stream(scene)
     records = stream.send(2, fate="pending")
     scene.later(10)
