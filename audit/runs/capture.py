@@ -87,6 +87,7 @@ class Capture:
     not (no permission, no leader yet); `cluster_ids` are Kafka's ("" where a cluster has none).
     `silent_sources` are sentences on source clusters whose producers cannot tell anything. `pinned_ms` is
     when the last partition had been pinned: what had vanished by then may have been written up to then.
+    `known` {partition's key: position} is how far the run before had read.
     """
 
     taken_ms: int
@@ -110,6 +111,7 @@ class Capture:
     answered: dict[tuple[str, str], int] = field(default_factory=dict)
     cluster_ids: dict[str, str] = field(default_factory=dict)
     pinned_ms: int = 0
+    known: Mapping[str, ReadPosition] = field(default_factory=dict)
 
     @property
     def told(self) -> Collection[str]:
@@ -152,7 +154,7 @@ async def capture(
             for name, cluster in config.clusters.items()
         }
         # Taken first: a verdict may only use the time at which the newest event could have been read.
-        captured = Capture(clock_ms(), ledger)
+        captured = Capture(clock_ms(), ledger, known={} if before is None else before.offsets)
         metadata = await _describe(clusters)
         check_distinct(config, metadata)
         captured.cluster_ids = {name: each.cluster_id or "" for name, each in metadata.items()}
@@ -167,12 +169,11 @@ async def capture(
                     place = (group.name, claim[0])
                     other = captured.claims.get(place, Claim(0, 0))
                     captured.claims[place] = Claim(max(claim[1], other.count), other.commits + 1)
-        positions = {} if before is None else before.offsets
         await read_events(captured, config, clusters, known or EventsRead(), before or Commit())
-        await _pin(captured, config, clusters, config.sources(), positions)
+        await _pin(captured, config, clusters, config.sources())
         await _read_positions(captured, config, clusters, metadata)
         await asyncio.gather(*(read_new_gaps(captured, clusters[name]) for name in clusters))
-        await _pin(captured, config, clusters, config.aggregates(), positions)
+        await _pin(captured, config, clusters, config.aggregates())
         captured.pinned_ms = clock_ms()
     captured.pins.sort(key=lambda pin: (pin.cluster, pin.topic, pin.partition))
     return captured
@@ -217,19 +218,12 @@ async def _committed(
 
 
 async def _pin(
-    captured: Capture,
-    config: AuditConfig,
-    clusters: Mapping[str, Cluster],
-    names: Mapping[str, object],
-    known: Mapping[str, ReadPosition],
+    captured: Capture, config: AuditConfig, clusters: Mapping[str, Cluster], names: Mapping[str, object]
 ) -> None:
-    await asyncio.gather(*(_pin_cluster(captured, config, clusters[name], known) for name in names))
+    await asyncio.gather(*(_pin_cluster(captured, config, clusters[name]) for name in names))
 
 
-async def _pin_cluster(
-    captured: Capture, config: AuditConfig, cluster: Cluster, known: Mapping[str, ReadPosition]
-) -> None:
-    """`known`: how far the run before had read, by the partitions' keys."""
+async def _pin_cluster(captured: Capture, config: AuditConfig, cluster: Cluster) -> None:
     described = config.clusters[cluster.name]
     here = [(name, place) for topic in config.topics for name, place in described.places(topic).items()]
     names = sorted({name for name, _ in here})
@@ -239,7 +233,7 @@ async def _pin_cluster(
         key: position.epochs
         for name, place in here
         for key in metadata.partitions(name)
-        if (position := known.get(f"{cluster.name}/{place}/{key[1]}")) is not None
+        if (position := captured.known.get(f"{cluster.name}/{place}/{key[1]}")) is not None
     }
     with naming(cluster, ", ".join(names)):
         starts, marks, ends, histories, older = await ends_and_epochs(cluster, keys, kept)

@@ -180,7 +180,7 @@ def test_what_an_open_transaction_hides_is_in_doubt_and_not_lost(monkeypatch):
     captured = captured_of(pins=[])
     cluster = FakeCluster("ewr", topics=["flights"], ends={True: 1, False: 2})
     monkeypatch.setattr(capture_module, "bytes_per_offset", no_sizes)
-    asyncio.run(capture_module._pin_cluster(captured, config(), cluster, {}))
+    asyncio.run(capture_module._pin_cluster(captured, config(), cluster))
     assert captured.pins[0].end_offset == 1
     rows = verdicts(captured, [cell("ewr", [1]), cell("agg", [1])])
     assert rows[0].verdict is Verdict.UNKNOWN and not rows[0].missing

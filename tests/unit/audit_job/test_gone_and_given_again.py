@@ -45,11 +45,9 @@ def without_topic(monkeypatch, settings, present, absent):
     monkeypatch.setattr(capture_module, "bytes_per_offset", no_sizes)
     ends = {True: 2, False: 2}
     asyncio.run(
-        capture_module._pin_cluster(captured, settings, FakeCluster("ewr", topics=present, ends=ends), {})
+        capture_module._pin_cluster(captured, settings, FakeCluster("ewr", topics=present, ends=ends))
     )
-    asyncio.run(
-        capture_module._pin_cluster(captured, settings, FakeCluster("agg", topics=absent, ends=ends), {})
-    )
+    asyncio.run(capture_module._pin_cluster(captured, settings, FakeCluster("agg", topics=absent, ends=ends)))
     return captured
 
 
@@ -429,7 +427,7 @@ def pinned(monkeypatch, elections):
     monkeypatch.setattr(capture_module, "bytes_per_offset", no_sizes)
     monkeypatch.setattr(partition_pins, "epoch_histories", histories)
     captured = captured_of(pins=[])
-    asyncio.run(capture_module._pin_cluster(captured, config(), cluster, {}))
+    asyncio.run(capture_module._pin_cluster(captured, config(), cluster))
     (pin,) = captured.pins
     return pin.epochs
 
@@ -440,3 +438,21 @@ def test_a_log_that_gets_a_new_leader_between_its_ends_and_its_epochs_is_asked_a
     assert pinned(monkeypatch, 3)[-1] == (4, 9)
     with pytest.raises(ClusterUnreachable, match=r"ewr.*new leaders"):
         pinned(monkeypatch, 100)
+
+
+def test_a_leader_is_asked_for_the_epochs_in_which_its_log_was_read(monkeypatch):
+    cluster = Electing("ewr", topics=["flights"], ends={True: 9, False: 9})
+
+    async def histories(_, latest):
+        return dict.fromkeys(latest, ((1, 0),))
+
+    async def older(_, told, kept):
+        return {key: tuple((epoch, epoch, 5) for epoch, _ in kept.get(key, ())) for key in told}
+
+    monkeypatch.setattr(capture_module, "bytes_per_offset", no_sizes)
+    monkeypatch.setattr(partition_pins, "epoch_histories", histories)
+    monkeypatch.setattr(partition_pins, "older_ends", older)
+    captured = captured_of(pins=[])
+    captured.known = {"ewr/flights/0": ReadPosition(7, "", ((0, 0), (1, 5)))}
+    asyncio.run(capture_module._pin_cluster(captured, config(), cluster))
+    assert [pin.older_ends for pin in captured.pins] == [((0, 0, 5), (1, 1, 5))]

@@ -71,7 +71,7 @@ def test_a_topic_that_a_cluster_does_not_tell_of_is_not_a_loss_of_everything(mon
     monkeypatch.setattr(capture_module, "bytes_per_offset", no_sizes)
     captured = captured_of(pins=[pin()] if cluster == "agg" else [], positions=[position(2)])
     refusing = FakeCluster(cluster, refused={"flights": refusal.code})
-    asyncio.run(capture_module._pin_cluster(captured, config(), refusing, {}))
+    asyncio.run(capture_module._pin_cluster(captured, config(), refusing))
     rows, doubts = judged(captured, [cell("ewr", [1, 2])] if cluster == "agg" else [], config())
     assert (rows[0].verdict, rows[0].missing, rows[0].unknown) == (Verdict.UNKNOWN, {}, ((1, 2),))
     told = f"cluster {cluster} does not tell of topic flights: {refusal()}"
