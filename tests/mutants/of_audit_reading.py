@@ -11,10 +11,10 @@ READER = f"{JOB}/test_range_reader.py"
 ORDER = f"{JOB}/test_doubtful_captures.py::test_what_is_read_when_makes_a_missing_record_a_loss_and_not_lag"
 SHORTENED = f"{UNIT}/test_shortened_logs.py"
 EVENTS = "        await read_events(captured, config, clusters, known or EventsRead(), before or Commit())\n"
-SOURCES = "        await _pin(captured, config, clusters, config.sources(), positions)\n"
+SOURCES = "        await _pin(captured, config, clusters, config.sources())\n"
 POSITIONS = "        await _read_positions(captured, config, clusters, metadata)\n"
 NEW_GAPS = "        await asyncio.gather(*(read_new_gaps(captured, clusters[name]) for name in clusters))\n"
-AGGREGATES = "        await _pin(captured, config, clusters, config.aggregates(), positions)\n"
+AGGREGATES = "        await _pin(captured, config, clusters, config.aggregates())\n"
 
 OF_AUDIT_READING = (
     Mutant(
