@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import struct
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -71,7 +72,7 @@ from millrace.audit.clients.told_stream import ProducerIdentity
 from millrace.audit.clients.transaction_counts import Outcome
 from millrace.audit.clients.transactions import Transactions
 from millrace.audit.contract.events import CLOSED
-from millrace.audit.contract.header import HEADER_KEY, encode_producer_name, identity_packer, identity_suffix
+from millrace.audit.contract.header import HEADER_KEY, encode_producer_name
 
 BATCH_RUN = 256
 PURGE_TIMEOUT_S, TOPIC_TIMEOUT_S = 1.0, 5.0
@@ -116,7 +117,7 @@ class AuditedProducer(Producer):
         )
         name = encode_producer_name(self._config.producer)
         self._header_name = name if self._config.name_in_header else b""
-        self._pack_identity = identity_packer(self._header_name)
+        self._pack_identity = struct.Struct(f">9sQ{6 + len(self._header_name)}s").pack
         self._content = self._config.content
         self._preparation = Preparation(self._config.preparation) if self._config.preparation else None
         self._open_streams = OpenStreams(self._identity, self._config, self._journal)
@@ -192,7 +193,7 @@ class AuditedProducer(Producer):
         if not sequence:
             stream, window, sequence, created_ms, suffix = self._number(topic, timestamp)
         try:
-            pack = self._pack_identity
+            pack = self._pack_identity  # as `header.encode_identity`, at half its cost
             identity = pack(stream.prefix, sequence, suffix)
             destination = window.destination or self._new_destination(stream, window)
             told, function = destination.last
@@ -468,7 +469,7 @@ class AuditedProducer(Producer):
             self._journal.reserve(stream, window, sequence)
 
     def _new_suffix(self, created_ms: int) -> bytes:
-        return identity_suffix(created_ms, self._header_name)
+        return created_ms.to_bytes(6, "big") + self._header_name
 
     def _new_destination(self, stream: StreamSession, window: WindowCounts) -> Destination:
         destination = self._delivery_reports.destination(stream, window, self._transactions.open)

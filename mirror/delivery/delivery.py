@@ -92,8 +92,7 @@ class Delivery(Protocol):
         ...
 
     def standing(self) -> Iterator[tuple[SourcePartition, Failure]]:
-        """The partitions of which no transaction is committed though there is something: why, and since when.
-        What is written outside of transactions is `SystemRecords`'."""
+        """The partitions of which nothing is committed though there is something: why, and since when."""
         ...
 
     def transactions(self) -> TransactionCounts: ...
