@@ -419,7 +419,8 @@ class PartitionPipeline:
         elif isinstance(error, CorruptMessage):
             gap_class = GapClass.CORRUPT
         first, following = outgoing.offsets[0], outgoing.offsets[-1] + 1
-        self._gap_in_span(outgoing.span, first, following, gap_class, f"the target says: {error}")
+        reason = str(error) if error is outgoing.fault else f"the target says: {error}"
+        self._gap_in_span(outgoing.span, first, following, gap_class, reason)
         self._moved()
         return []
 

@@ -16,7 +16,7 @@ its mark) → carried → drained → position written → claim given up.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -62,6 +62,7 @@ from millrace.mirror.topics.discovery import Discovery
 from millrace.mirror.topics.route_guard import RouteGuard
 from millrace.mirror.topics.routes import SourcePartition
 from millrace.mirror.topics.topics import TargetTopics
+from millrace.mirror.troubles import Failure
 
 log = structlog.get_logger("millrace.mirror.worker")
 
@@ -196,6 +197,11 @@ class Worker:
             config.drain_timeout_ms, self.target.name, self.target.trouble or "", config.delivery
         )
 
+    def standing(self) -> Iterator[tuple[SourcePartition, Failure]]:
+        """The partitions of which something is not put on record at the target: why, and since when."""
+        yield from self.delivery.standing()
+        yield from self._system.standing()
+
     async def _measure(self) -> None:
         """Takes the rates; when this worker's load has become another, the group shares its work out anew."""
         while True:
@@ -309,9 +315,9 @@ class Worker:
             await self.operators.ready()
             begun = await self._beginnings.read()  # before the positions: see there
             positions = await self.delivery.read_positions()
-            first = await self._beginnings.take_stock(begun, positions, coming, self.readers.widths)
+            unseen = await self._beginnings.take_stock(begun, positions, coming)
             if not self.is_stopping:  # since it was asked above
-                self._begin(coming, positions, begun, first)
+                self._begin(coming, positions, begun, unseen)
         self.operators.take_crew(crew)
         self.is_assigned = True
         if is_inherited:
@@ -369,9 +375,10 @@ class Worker:
         await self._beginnings.mark(partition)
 
     def _begin(
-        self, coming: Iterable[SourcePartition], positions: Positions, begun: Begun, first: set[str]
+        self, coming: Iterable[SourcePartition], positions: Positions, begun: Begun, unseen: set[str]
     ) -> None:
-        """`first`: the sources whose first run begins now."""
+        """`unseen`: the sources that nothing is on record of."""
+        waiting: dict[str, list[PartitionPipeline]] = {}
         for partition in coming:
             reader = self.readers.get(partition.source)
             if reader is None:
@@ -381,10 +388,25 @@ class Worker:
             self.owned[partition] = pipeline
             self.delivery.began(pipeline)
             self.operators.began(pipeline)
-            is_first = partition.source in first
-            start = begun.start(partition, reader.config.start, is_first=is_first)
+            if partition.source in unseen:
+                waiting.setdefault(partition.source, []).append(pipeline)
+                continue
+            start = begun.start(partition, reader.config.start, is_first=False)
             is_lost = partition in positions.unreadable
             self._spawn(reader.begin(pipeline, positions.known.get(partition), is_lost=is_lost, start=start))
+        for source, pipelines in waiting.items():
+            self._spawn(self._begin_when_seen(self.readers[source], pipelines))
+
+    async def _begin_when_seen(self, reader: SourceReader, pipelines: list[PartitionPipeline]) -> None:
+        """However late that is: begun without a first look on record, partitions that come later would be
+        taken for ones that appeared later."""
+        await reader.seen(pipelines)
+        if not any(pipeline.state is State.STARTING for pipeline in pipelines):
+            return  # given up meanwhile
+        begun, is_first = await self._beginnings.first_look(reader.name, reader.widths())
+        for pipeline in pipelines:
+            start = begun.start(pipeline.partition, reader.config.start, is_first=is_first)
+            self._spawn(reader.begin(pipeline, None, is_lost=False, start=start))
 
     async def _on_view(self, reader: SourceReader) -> None:
         await self.discovery.looked(reader, lambda: self.member.is_leader)
@@ -393,6 +415,8 @@ class Worker:
         if self._assignor.is_news(self.discovery.partitions(self.readers)):
             log.info("the partitions to carry have changed", source=reader.name)
             self.member.rejoin()
+        if not reader.selected_topics():
+            await self._beginnings.nothing_seen(reader.name)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         if self._tasks is None:

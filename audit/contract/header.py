@@ -1,15 +1,14 @@
 """The identity header that an audited producer puts on every record.
 
-Called by `session` (encoding, once a record), by consumers that count online, and by tests; the Spark reader
-has a compiled twin of `decode_identity` in its batch scan, for which this module is the oracle.
+Encoded by `producer` and `stream_reporter`, once a record; read by consumers that count online. The Spark
+reader has a compiled twin of `decode_identity` in its batch scan, for which this module is the oracle.
 
 One record header, key `_mr`, value:
 
     byte 0        version, 1
     bytes 1-8     stream id: random, one per producer start and topic
     bytes 9-16    sequence, unsigned 64-bit big-endian: 1, 2, 3, ... in the order of `produce` calls; kept
-    through
-                  retries; 0 = a count-only producer, which cannot number its records
+                  through retries; 0 = a count-only producer, which cannot number its records
     bytes 17-22   creation time in milliseconds since 1970, unsigned 48-bit big-endian
     bytes 23-     the producer's name in UTF-8; empty for `identity: compact`, where only the events tell it
 
@@ -19,6 +18,8 @@ window whatever a broker's clock or LogAppendTime did to the record's own timest
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from millrace.broker.errors import MillraceError
@@ -56,6 +57,17 @@ def encode_prefix(stream: str) -> bytes:
 def encode_identity(prefix: bytes, sequence: int, created_ms: int, producer: bytes = b"") -> bytes:
     """The header's value. Sequence and time are written as one integer: half the cost of a struct call."""
     return prefix + ((sequence << 48) | created_ms).to_bytes(14, "big") + producer
+
+
+def identity_packer(name: bytes) -> Callable[[bytes, int, bytes], bytes]:
+    """`encode_identity` of one producer, at half its cost: called with a stream's prefix, a sequence and what
+    `identity_suffix` makes once for all records of a millisecond."""
+    return struct.Struct(f">9sQ{6 + len(name)}s").pack
+
+
+def identity_suffix(created_ms: int, name: bytes) -> bytes:
+    """The header's end behind the sequence."""
+    return created_ms.to_bytes(6, "big") + name
 
 
 def decode_identity(value: bytes | memoryview | None) -> RecordIdentity:

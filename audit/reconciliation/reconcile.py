@@ -114,11 +114,14 @@ def _file_duplicates(case: StreamCase, rows: dict[int, WindowFindings]) -> None:
         extra[tier.name] = Repeats()
         for copies in filed.values():
             extra[tier.name].add_all(copies)
+        is_of_several = _is_of_several_topics(tier, windows)
         above = extra[tier.upstream]
         for start_ms, copies in filed.items():
             new = copies.beyond(above)
             surplus = _loose_surplus(windows.get(start_ms), copies, above)
             gone = {"recreated", "truncated"}.intersection(case.unread_causes(tier, start_ms))
+            if is_of_several:  # whatever a producer's clock says of when it wrote
+                gone.add("recreated")
             if gone and (new or surplus):
                 certain = Repeats()
                 if gone == {"recreated"}:
@@ -134,6 +137,14 @@ def _file_duplicates(case: StreamCase, rows: dict[int, WindowFindings]) -> None:
                 rows[start_ms].reasons.add(f"which records came once more in {tier.name}, nothing tells")
             if new or surplus:
                 rows[start_ms].extra_copies[tier.name] = new.total + surplus
+
+
+def _is_of_several_topics(tier: TierReading, windows: SeenByWindow) -> bool:
+    """Whether a topic was made anew in which the stream has records, and it has some of another id, too."""
+    if not any(unread.cause == "recreated" for unread in tier.unread):
+        return False
+    topics = {(cell.cluster, cell.topic_id) for window in windows.values() for cell in window.cells}
+    return len(topics) > len({cluster for cluster, _ in topics})
 
 
 def _copies_in_one_topic(window: SeenSet | None) -> Repeats:

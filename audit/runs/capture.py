@@ -38,7 +38,7 @@ from millrace.audit.contract.group_counts import (
     told_by_sessions,
     unanswered,
 )
-from millrace.audit.keeping.state import Commit, UnreadNote
+from millrace.audit.keeping.state import Commit, ReadPosition, UnreadNote
 from millrace.audit.runs.event_reading import EventsRead, read_events, read_new_gaps
 from millrace.audit.runs.partition_pins import PartitionPin, ends_and_epochs, naming, refusal, topic_id_of
 from millrace.audit.runs.told_routes import ToldRoutes
@@ -87,6 +87,7 @@ class Capture:
     not (no permission, no leader yet); `cluster_ids` are Kafka's ("" where a cluster has none).
     `silent_sources` are sentences on source clusters whose producers cannot tell anything. `pinned_ms` is
     when the last partition had been pinned: what had vanished by then may have been written up to then.
+    `known` {partition's key: position} is how far the run before had read.
     """
 
     taken_ms: int
@@ -110,6 +111,7 @@ class Capture:
     answered: dict[tuple[str, str], int] = field(default_factory=dict)
     cluster_ids: dict[str, str] = field(default_factory=dict)
     pinned_ms: int = 0
+    known: Mapping[str, ReadPosition] = field(default_factory=dict)
 
     @property
     def told(self) -> Collection[str]:
@@ -152,7 +154,7 @@ async def capture(
             for name, cluster in config.clusters.items()
         }
         # Taken first: a verdict may only use the time at which the newest event could have been read.
-        captured = Capture(clock_ms(), ledger)
+        captured = Capture(clock_ms(), ledger, known={} if before is None else before.offsets)
         metadata = await _describe(clusters)
         check_distinct(config, metadata)
         captured.cluster_ids = {name: each.cluster_id or "" for name, each in metadata.items()}
@@ -227,8 +229,14 @@ async def _pin_cluster(captured: Capture, config: AuditConfig, cluster: Cluster)
     names = sorted({name for name, _ in here})
     metadata = await cluster.metadata(names, max_age_ms=0)
     keys = [key for name in names for key in metadata.partitions(name)]
+    kept = {
+        key: position.epochs
+        for name, place in here
+        for key in metadata.partitions(name)
+        if (position := captured.known.get(f"{cluster.name}/{place}/{key[1]}")) is not None
+    }
     with naming(cluster, ", ".join(names)):
-        starts, marks, ends, histories = await ends_and_epochs(cluster, keys)
+        starts, marks, ends, histories, older = await ends_and_epochs(cluster, keys, kept)
     densities = await bytes_per_offset(
         cluster, {key: (starts[key].offset, marks[key].offset) for key in keys}
     )
@@ -255,6 +263,7 @@ async def _pin_cluster(captured: Capture, config: AuditConfig, cluster: Cluster)
                     high_watermark=marks[name, partition].offset,
                     bytes_per_offset=densities.get((name, partition), 0.0),
                     epochs=histories.get((name, partition), ()),
+                    older_ends=older.get((name, partition), ()),
                 )
             )
 

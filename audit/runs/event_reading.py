@@ -164,7 +164,9 @@ class _Reading:
         topic_id = topic_id_of(metadata.topics[topic].topic_id)
         keys = metadata.partitions(topic)
         with naming(cluster, topic):
-            starts, marks, ends, histories = await ends_and_epochs(cluster, keys)
+            places = {key: self._known.positions.get(f"{cluster.name}/{topic}/{key[1]}") for key in keys}
+            kept = {key: position.epochs for key, position in places.items() if position is not None}
+            starts, marks, ends, histories, older = await ends_and_epochs(cluster, keys, kept)
             since: dict[int, int] = {}
             pins: dict[int, PartitionPin] = {}
             for key in keys:
@@ -178,6 +180,7 @@ class _Reading:
                     end_offset=ends[key].offset,
                     high_watermark=marks[key].offset,
                     epochs=histories.get(key, ()),
+                    older_ends=older.get(key, ()),
                 )
                 since[pin.partition] = self._resumed(pin, teller)
             until = {partition: pin.end_offset for partition, pin in pins.items()}
@@ -187,7 +190,8 @@ class _Reading:
             self._captured.gaps_to[cluster.name] = until
         for pin in pins.values():
             known = self._known.positions.get(pin.key)
-            self._read.positions[pin.key] = position_at(pin.epochs, pin.end_offset, topic_id, known)
+            first = since[pin.partition]
+            self._read.positions[pin.key] = position_at(pin.epochs, pin.end_offset, topic_id, known, first)
 
     def _note_absent(self, metadata: ClusterMetadata, cluster: str, topic: str, teller: str) -> None:
         own = (self._config.audit_topic, GAPS_TOPIC)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from millrace.broker.client.cluster import Cluster
-from millrace.broker.client.leader_epochs import EpochStarts, epoch_histories
+from millrace.broker.client.leader_epochs import EpochEnds, EpochStarts, epoch_histories, older_ends
 from millrace.broker.client.metadata import NO_TOPIC_ID, ClusterMetadata
 from millrace.broker.client.offsets import EARLIEST, LATEST, ListedOffset
 from millrace.broker.errors import (
@@ -32,7 +32,8 @@ class PartitionPin:
     of its place (`ClusterConfig.places`), `topic_here` its name in the cluster.
 
     A `high_watermark` above the end tells of acknowledged records that an open transaction keeps back.
-    `epochs` are the leader epochs of its log, () where its leader does not tell them.
+    `epochs` are the newest leader epochs of its log, () where its leader does not tell them; `older_ends` is
+    what it answered for older ones in which the log was read.
     """
 
     cluster: str
@@ -45,6 +46,7 @@ class PartitionPin:
     high_watermark: int = -1
     bytes_per_offset: float = 0.0
     epochs: EpochStarts = ()
+    older_ends: EpochEnds = ()
 
     @property
     def key(self) -> str:
@@ -60,19 +62,21 @@ def refusal(metadata: ClusterMetadata, name: str) -> KafkaError | None:
 
 
 _Offsets = Mapping[TopicPartition, ListedOffset]
+_Epochs = Mapping[TopicPartition, EpochStarts]
 
 
 async def ends_and_epochs(
-    cluster: Cluster, keys: Sequence[TopicPartition]
-) -> tuple[_Offsets, _Offsets, _Offsets, Mapping[TopicPartition, EpochStarts]]:
-    """(starts, high watermarks, last stable offsets, epochs) of one and the same logs.
+    cluster: Cluster, keys: Sequence[TopicPartition], kept: _Epochs
+) -> tuple[_Offsets, _Offsets, _Offsets, _Epochs, Mapping[TopicPartition, EpochEnds]]:
+    """(starts, high watermarks, last stable offsets, epochs, ends of older epochs) of one and the same logs;
+    `kept` are the epochs in which they were read.
 
     A log is shortened only by a new leader, which begins an epoch: the epochs that were told from the one
     before on would not have it. So where a leader changed under way, all is asked again. Raises
     ClusterUnreachable where they do not come to rest.
     """
     if not keys:
-        return {}, {}, {}, {}
+        return {}, {}, {}, {}, {}
     latest = dict.fromkeys(keys, LATEST)
     for _ in range(MAX_PINNINGS):
         starts = await cluster.list_offsets(dict.fromkeys(keys, EARLIEST))
@@ -81,9 +85,10 @@ async def ends_and_epochs(
         ends = await cluster.list_offsets(latest, read_committed=True)
         newest = {key: (marks[key].leader_epoch, starts[key].offset) for key in keys}
         histories = await epoch_histories(cluster, newest)
+        older = await older_ends(cluster, histories, kept)
         again = await cluster.list_offsets(latest)
         if all(again[key].leader_epoch == marks[key].leader_epoch for key in keys):
-            return starts, marks, ends, histories
+            return starts, marks, ends, histories, older
     raise ClusterUnreachable(cluster.name, "its partitions get new leaders again and again; run it later")
 
 

@@ -55,6 +55,9 @@ def plan_ranges(
             bounds.setdefault(place, []).append(offset)
     positions = _passed_everywhere(captured)
     mirrored = {source for source, _, _ in positions}
+    if (aggregates := config.aggregates()) and all(each.mirror == "millrace" for each in aggregates.values()):
+        # Its mirror will tell positions: what is kept before it does would lie across gaps for good.
+        mirrored |= config.sources().keys()
     ids_told: dict[ClusterPartition, set[str]] = {}
     for each in captured.positions:
         if each.topic_id:
@@ -83,7 +86,7 @@ def plan_ranges(
         if is_source and position is not None and position.topic_id in ("", pin.topic_id):
             cut = min(max(position.next_offset, first), pin.end_offset)
         elif is_source and pin.cluster in mirrored:
-            cut = first  # its mirror keeps positions, and has none of this partition (or topic) yet
+            cut = first  # its mirror keeps positions, and has none of this partition (topic, cluster) yet
         kept, tail = replace(whole, end_offset=cut), replace(whole, first_offset=cut, tail=True)
         ranges.extend(_cut_at(kept, bounds.get(place, ())))
         if cut < pin.end_offset:
@@ -181,12 +184,13 @@ def read_until(
 ) -> dict[str, ReadPosition]:
     """Where the next run goes on behind these ranges, by the partition's key. The tail is read again."""
     histories = {pin.key: pin.epochs for pin in captured.pins}
-    offsets = {}
+    offsets: dict[str, ReadPosition] = {}
+    firsts: dict[str, int] = {}
     # A partition may be read in pieces.
     for each in sorted((each for each in ranges if not each.tail), key=lambda each: each.end_offset):
         key = f"{each.cluster}/{each.topic}/{each.partition}"
-        known = (before or {}).get(key)
-        offsets[key] = position_at(histories.get(key, ()), each.end_offset, each.topic_id, known)
+        known, first = (before or {}).get(key), firsts.setdefault(key, each.first_offset)
+        offsets[key] = position_at(histories.get(key, ()), each.end_offset, each.topic_id, known, first)
     return offsets
 
 

@@ -23,8 +23,8 @@ def resume(pin: PartitionPin, known: ReadPosition | None, now_ms: int) -> tuple[
     if known.topic_id and pin.topic_id and known.topic_id != pin.topic_id:
         # What the old topic still held is not known: its end is not known either.
         return pin.start_offset, [note_of(pin, known.next_offset, known.next_offset, "recreated", now_ms)]
-    parts = parts_at(known.epochs, pin.epochs, pin.start_offset, known.next_offset)
-    goes_on = pin.end_offset if parts is None else min(parts, pin.end_offset)
+    parts = parts_at(known.epochs, known.next_offset, pin.epochs, pin.older_ends)
+    goes_on = pin.end_offset if parts is None else min(max(parts, pin.start_offset), pin.end_offset)
     if goes_on < known.next_offset:
         note = note_of(pin, goes_on, known.next_offset, "truncated", now_ms)
         lost = [replace(note, epoch=known.epochs[-1][0] if known.epochs else -1)]
@@ -38,19 +38,23 @@ def resume(pin: PartitionPin, known: ReadPosition | None, now_ms: int) -> tuple[
 
 
 def position_at(
-    history: EpochStarts, end_offset: int, topic_id: str, known: ReadPosition | None
+    history: EpochStarts, end_offset: int, topic_id: str, known: ReadPosition | None, first_offset: int
 ) -> ReadPosition:
-    """Where the next run goes on; `known` is where this one did."""
-    epochs = until(history or _known_still(known, topic_id), end_offset)
+    """Where the next run goes on; `known` is where the one before had ended, `first_offset` where this one
+    went on."""
+    epochs = until(history, end_offset) or until(_known_still(known, topic_id, first_offset), end_offset)
     return ReadPosition(end_offset, topic_id, epochs)
 
 
-def _known_still(known: ReadPosition | None, topic_id: str) -> EpochStarts:
+def _known_still(known: ReadPosition | None, topic_id: str, first_offset: int) -> EpochStarts:
     """Epochs of what was read before, where a leader does not tell now (it has just begun, or is older than
-    the others). Nothing is known of what follows: -1 is no epoch."""
-    if known is None or known.topic_id != topic_id or not known.epochs:
+    the others), or only of later ones. Nothing is known of what follows: -1 is no epoch."""
+    if known is None or known.topic_id != topic_id:
         return ()
-    return known.epochs if known.epochs[-1][0] < 0 else (*known.epochs, (-1, known.next_offset))
+    epochs = until(known.epochs, first_offset)
+    if not epochs or epochs[-1][0] < 0:
+        return epochs
+    return (*epochs, (-1, min(known.next_offset, first_offset)))
 
 
 def note_of(pin: PartitionPin, first: int, end: int, cause: str, now_ms: int) -> UnreadNote:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -65,25 +66,28 @@ Key = tuple[str, str, int, str, bool]
 """(cluster, topic, partition, topic id, whether of the tail)"""
 
 
-def uncounted(planned: Iterable[OffsetRange], notes: pa.Table) -> tuple[int, int]:
-    """(how many of the planned offsets no note calls read, how many are called so more than once or without
-    a plan). Cells of either kind of offset would be wrong: a loss, or a duplicate, that never was."""
-    wanted: dict[Key, list[tuple[int, int]]] = {}
+def uncounted(planned: Iterable[OffsetRange], notes: pa.Table) -> tuple[list[OffsetRange], int]:
+    """(the planned offsets that no note calls read, how many are called so more than once or without a plan).
+    Cells of either kind of offset would be wrong: a loss, or a duplicate, that never was."""
+    wanted: dict[Key, list[OffsetRange]] = {}
     for each in planned:
         if each.size:
             key = (each.cluster, each.topic, each.partition, each.topic_id, each.tail)
-            wanted.setdefault(key, []).append((each.first_offset, each.end_offset))
+            wanted.setdefault(key, []).append(each)
     read: dict[Key, list[tuple[int, int]]] = {}
     columns = ["note", "cluster", "topic", "partition", "topic_id", "tail", "first_offset", "last_offset"]
     for row in notes.filter(pc.equal(notes["note"], NOTE_READ)).select(columns).to_pylist():
         key = (row["cluster"], row["topic"], row["partition"], row["topic_id"] or "", row["tail"])
         read.setdefault(key, []).append((row["first_offset"], row["last_offset"] + 1))
-    missing = too_many = 0
-    for key in {*wanted, *read}:
-        of_plan, found = wanted.get(key, []), read.get(key, [])
-        both = _common(_merged(of_plan), _merged(found))
-        missing += _size(of_plan) - both
-        too_many += _size(found) - both
+    missing: list[OffsetRange] = []
+    too_many = 0
+    for key in {**wanted, **read}:
+        found = read.get(key, [])
+        merged = _merged(found)
+        of_plan = _merged((each.first_offset, each.end_offset) for each in wanted.get(key, []))
+        for first, end in _without(of_plan, merged):
+            missing.append(replace(wanted[key][0], first_offset=first, end_offset=end))
+        too_many += _size(found) - _common(of_plan, merged)
     return missing, too_many
 
 
@@ -109,6 +113,22 @@ def _common(some: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) 
                 break
             size += min(end, other_end) - max(first, other_first)
     return size
+
+
+def _without(some: Iterable[tuple[int, int]], others: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """What is in the ones and not in the others; each is in order, and overlaps nowhere."""
+    number = 0
+    for first, end in some:
+        while number < len(others) and others[number][1] <= first:
+            number += 1
+        for other_first, other_end in itertools.islice(others, number, None):
+            if other_first >= end:
+                break
+            if first < other_first:
+                yield first, other_first
+            first = max(first, other_end)
+        if first < end:
+            yield first, end
 
 
 def _size(stretches: Iterable[tuple[int, int]]) -> int:

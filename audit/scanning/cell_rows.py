@@ -4,7 +4,7 @@ One row is either a cell (`note` null) or a *note*: a count of records, or a ran
 cell and must not vanish. Notes:
 
     read                 offsets first_offset..last_offset that a task has gone through to their end; the job
-                         compares them with what it had planned (not told by the Kafka connector's reader)
+                         compares them with what it had planned
     records              everything read of a range, in `count`
     unaudited            records without a `_mr` header, in `count`
     untrusted: <reason>  what could not be read, in `count`

@@ -12,6 +12,9 @@ What must stay true:
 - an offset that vanished since it was pinned fails the job (failOnDataLoss): no hole is passed over;
 - a compacted topic is refused: the connector does not tell an offset that compaction took from one that a
   transaction's marker has, and a hole must not become a loss;
+- what a task's rows say it went through is told: from its first one to its last, for the connector steps over
+  what a transaction hides or ends with and says nothing of it. What no task went through is only such a hole
+  where our reader finds no record in it either (`holding_records`);
 - the rules of counting are those of the compiled scan (`row_records` gives it the rows as records);
 - secrets stay references, resolved by the Java client where it runs (KIP-297): see `connector_security`.
 """
@@ -23,7 +26,7 @@ import functools
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,7 +35,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import expr, lit
 
 from millrace.audit.contract.header import HEADER_KEY
-from millrace.audit.scanning.cell_rows import CELL_DDL, NoteRows, RowPlace, cell_batches
+from millrace.audit.scanning.cell_rows import CELL_DDL, NOTE_READ, NoteRows, RowPlace, cell_batches
 from millrace.audit.scanning.credentials import Section
 from millrace.audit.spark.connector_security import client_settings
 from millrace.audit.spark.read_meter import ReadMeter, Told
@@ -40,6 +43,9 @@ from millrace.audit.spark.read_options import ReadOptions, parse_options
 from millrace.audit.spark.task_plan import OffsetRange
 from millrace.broker.client.admin import describe_topics_configs
 from millrace.broker.errors import ClusterUnreachable, ConfigError, KafkaError
+
+if TYPE_CHECKING:  # loaded by whoever reads
+    from millrace.audit.scanning.range_reader import RangeReader
 
 ROWS_PER_ARROW_BATCH = 10_000
 HEADER_ROWS = f"filter(headers, header -> header.key = '{HEADER_KEY}')"
@@ -149,12 +155,18 @@ def count_rows(
 
     counters: dict[OffsetRange, CellCounter] = {}
     notes = NoteRows()
+    rows_of: dict[
+        tuple[str, int], tuple[int, int]
+    ] = {}  # by partition: offsets from the first to behind the last
     for batch in batches:
         if told is not None:
             sizes = pc.sum(pc.max_element_wise(batch.column("value_size"), 0)).as_py()
             told.add(sizes or 0, batch.num_rows)
         for topic, partition, part in _by_partition(batch):
             records = records_of(part, content=read.digest)
+            bounds = pc.min_max(part.column("offset")).as_py()
+            first, end = rows_of.get((topic, partition), (bounds["min"], 0))
+            rows_of[topic, partition] = (min(first, bounds["min"]), max(end, bounds["max"] + 1))
             for range_ in ranges_at[topic, partition]:
                 counter = counters.get(range_)
                 if counter is None:
@@ -166,6 +178,11 @@ def count_rows(
     for range_, counter in counters.items():
         yield from _take(counter, range_, read)
         notes.add_totals(_place(range_), counter.totals())
+    for at, (first, end) in rows_of.items():
+        for range_ in ranges_at[at]:
+            low, high = max(first, range_.first_offset), min(end, range_.end_offset)
+            if low < high:
+                notes.add_note(_place(range_), NOTE_READ, high - low, low, high - 1)
     if len(notes):
         yield notes.flush()
 
@@ -190,6 +207,36 @@ def _by_partition(batch: pa.RecordBatch) -> Iterator[tuple[str, int, pa.RecordBa
         if end > first:
             topic = topics.dictionary[int(numbers[first])].as_py()
             yield topic, int(partitions[first]), batch.slice(first, end - first)
+
+
+def holding_records(options: Mapping[str, str], stretches: Sequence[OffsetRange]) -> list[OffsetRange]:
+    """Those of these stretches, of which the connector gave no record, in which our own reader finds one, or
+    cannot say: the others are what a transaction left there (its marker, or all of it where it was aborted).
+    They are few and short, between two tasks and at the ends, unless a task's rows are not there."""
+    from millrace.audit.scanning.range_reader import RangeReader
+
+    read = parse_options(options)
+    with RangeReader(read.bootstraps, read.fetch_max_bytes, read.securities) as reader:
+        return [each for each in stretches if _holds_records(reader, each, read)]
+
+
+def _holds_records(reader: RangeReader, stretch: OffsetRange, read: ReadOptions) -> bool:
+    from millrace.audit.scanning.counting import CellCounter
+    from millrace.audit.scanning.range_reader import COMPACTED
+    from millrace.audit.spark.task_reader import count_batches
+
+    counter = CellCounter(read.window_ms, read.chunk_offsets)
+    gone: list[str] = []
+
+    def unread(first_offset: int, end_offset: int, cause: str) -> None:
+        if cause != COMPACTED and first_offset < stretch.end_offset and end_offset > stretch.first_offset:
+            gone.append(cause)
+
+    for batches in reader.read(stretch, lambda _: None, unread):
+        count_batches(counter, batches, stretch.first_offset, stretch.end_offset, unread=unread)
+        if gone or counter.totals().records:
+            return True
+    return bool(gone)
 
 
 async def _refuse_compacted(read: ReadOptions, by_cluster: Mapping[str, Sequence[OffsetRange]]) -> None:

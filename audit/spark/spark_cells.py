@@ -42,6 +42,7 @@ from millrace.audit.runs.copied_headers import FOREIGN, foreign_rows
 from millrace.audit.runs.fact_rows import FACT_DDL, FACT_SCHEMA, pruned_of
 from millrace.audit.scanning.cell_notes import NOTE_SCHEMA, read_notes, uncounted
 from millrace.audit.scanning.cell_rows import CELL_DDL
+from millrace.audit.spark import connector_reader
 from millrace.audit.spark.read_meter import ReadMeter
 from millrace.audit.spark.row_layout import DAY_MS, by_day, spread, stretch_hours
 from millrace.audit.spark.shared_state import CellsIncomplete, require_shared, rows_in
@@ -99,19 +100,16 @@ class RunCells:
             "digest": "true" if config.content else "false",
             "tasks": str(task_count_of(ranges, session_cores(self._spark))),
         }
-        if config.reader == "spark-kafka":
-            from millrace.audit.spark.connector_reader import read_through_connector
-
-            cells = read_through_connector(self._spark, options, meter)
-        else:
-            cells = read_pinned(self._spark, options, meter)
-        self._write(cells, self._folder)
+        through_connector = config.reader == "spark-kafka"
+        read = connector_reader.read_through_connector if through_connector else read_pinned
+        self._write(read(self._spark, options, meter), self._folder)
         self._notes = None
-        if config.reader != "spark-kafka":  # the connector does not tell a hole from what was not read
-            missing, too_many = uncounted(ranges, self.all_notes())
-            if missing or too_many:
-                planned = sum(each.size for each in ranges)
-                raise CellsIncomplete(self._state.where, planned, missing, too_many)
+        missing, too_many = uncounted(ranges, self.all_notes())
+        if missing and through_connector:
+            missing = connector_reader.holding_records(options, missing)
+        if missing or too_many:
+            planned, unread = (sum(each.size for each in some) for some in (ranges, missing))
+            raise CellsIncomplete(self._state.where, planned, unread, too_many)
 
     def _write(
         self,

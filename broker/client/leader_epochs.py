@@ -3,7 +3,8 @@
 Asked of each partition's leader, as a reader (KIP-320), by who wants to know whether a log is still the one
 that it read: two logs have the same record at an offset only if they have the same epoch there. One answer
 tells the newest epoch that is not above the one asked for, and where it ended; asking again below each
-answer gives the whole history. Versions 2 to 4 are spoken.
+answer gives the history of the newest epochs. Of an older one, whatever came after it, one question tells
+where it ended (`older_ends`). Versions 2 to 4 are spoken.
 """
 
 from __future__ import annotations
@@ -28,6 +29,13 @@ MOST_EPOCHS = 64
 
 EpochStarts = tuple[tuple[int, int], ...]
 """(epoch, its first offset), ascending; below the first of them nothing is known"""
+EpochEnds = tuple[tuple[int, int, int], ...]
+"""(epoch that was asked for, the newest that is not above it, where that ended): answers of a leader"""
+
+
+def is_partial(history: EpochStarts) -> bool:
+    """Whether the leader may know of older epochs, for which it was not asked."""
+    return len(history) >= MOST_EPOCHS
 
 
 async def epoch_histories(
@@ -46,6 +54,26 @@ async def epoch_histories(
     except UnsupportedVersion:
         return {}
     return {key: walk.found for key, walk in walks.items() if walk.found}
+
+
+async def older_ends(
+    cluster: Cluster,
+    histories: Mapping[TopicPartition, EpochStarts],
+    kept: Mapping[TopicPartition, EpochStarts],
+) -> dict[TopicPartition, EpochEnds]:
+    """What leaders answer for the epochs `kept` of logs that were read, where their `histories` do not go
+    back so far: from the newest on, down to one that the leader has. Raises as `epoch_ends` does."""
+    left = {
+        key: [epoch for epoch, _ in kept.get(key, ()) if 0 <= epoch < history[0][0]]
+        for key, history in histories.items()
+        if is_partial(history)
+    }
+    found: dict[TopicPartition, EpochEnds] = {}
+    while asked := {key: epochs.pop() for key, epochs in left.items() if epochs}:
+        for key, (epoch, end) in (await epoch_ends(cluster, asked)).items():
+            found[key] = (*found.get(key, ()), (asked[key], epoch, end))
+            left[key] = [each for each in left[key] if each <= epoch] if epoch < asked[key] else []
+    return found
 
 
 class Walk:

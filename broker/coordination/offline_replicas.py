@@ -1,7 +1,9 @@
 """Tells the cluster which replicas this broker cannot open or write: `/brokers/offline/<id>`, ephemeral.
 
 The controller does not count on them, Metadata lists them. The znode goes with the broker's session, and when
-there is nothing to report. Called by `server/broker.py` again and again with what is so now.
+there is nothing to report. Called by `server/broker.py` again and again with what is so now. Of more than one
+znode takes, as many topics are told as it takes: a part of them that is known moves its leaders, all of them
+that are not known move none.
 """
 
 from __future__ import annotations
@@ -18,10 +20,27 @@ from millrace.broker.coordination.session import (
     SessionError,
     SessionState,
 )
+from millrace.broker.coordination.transactions import MOST_BYTES
 
 log = structlog.get_logger("millrace.broker")
 
 Offline = dict[str, list[int]]
+
+TELL_AFTER_FAILURES = 3
+"""Until then it is a connection that comes and goes."""
+
+
+def fitting(offline: Offline, room: int = MOST_BYTES) -> Offline:
+    """As many of the topics, by name, as fit into a znode of so many bytes. Pure."""
+    if len(paths.encode_offline(offline)) <= room:
+        return offline
+    found: Offline = {}
+    for topic, numbers in sorted(offline.items()):
+        size = len(paths.encode_offline({topic: numbers}))
+        if size <= room:
+            room -= size
+            found[topic] = numbers
+    return found
 
 
 class OfflineReporter:
@@ -31,6 +50,8 @@ class OfflineReporter:
         self._session = session
         self._path = paths.offline_path(broker_id)
         self._reported: Offline | None = None
+        self._tried: Offline | None = None
+        self._failure_count = 0
 
     def forget(self) -> None:
         """The session is another one: what was reported in the last one is gone."""
@@ -42,10 +63,29 @@ class OfflineReporter:
         wanted = {topic: sorted(numbers) for topic, numbers in offline.items() if numbers}
         if wanted == self._reported or self._session.state is not SessionState.CONNECTED:
             return
+        told = fitting(wanted)
+        if wanted != self._tried:
+            self._tried, self._failure_count = wanted, 0
+            if told != wanted:
+                log.warning(
+                    "more replicas are offline than one znode can name, and the cluster counts on the rest: "
+                    "mend the data folder and restart the broker, or stop it, so that others lead",
+                    znode=self._path,
+                    topics=len(wanted),
+                    told=len(told),
+                )
         try:
-            await self._write(wanted)
+            await self._write(told)
         except SessionError as error:
-            log.debug("offline replicas were not reported", error=str(error))
+            self._failure_count += 1
+            tell = log.warning if self._failure_count == TELL_AFTER_FAILURES else log.debug
+            tell(
+                "offline replicas are not reported, so the cluster counts on them: look at ZooKeeper's log, "
+                "and that its jute.maxbuffer is no less than 1 MiB",
+                znode=self._path,
+                topics=len(told),
+                error=str(error),
+            )
             return
         self._reported = wanted
 

@@ -132,20 +132,15 @@ class GroupCoordinator:
     async def load(self, partition: int) -> None:
         """Become the coordinator of a partition's groups: read what the log remembers of them.
 
-        Until that is done its groups answer COORDINATOR_LOAD_IN_PROGRESS. Raises what reading raises;
-        the partition is then not owned.
+        Until that is done its groups answer COORDINATOR_LOAD_IN_PROGRESS, also after a failure: the caller
+        tries again, or calls `unload`. Raises what reading raises.
         """
         began_ms = self._steady_ms()
         owned = OwnedPartition(self.config)
         self.unload(partition)
         self._partitions[partition] = owned
-        try:
-            memory = await self._journal.read(partition)
-            groups = await self._journal.compute(partial(owned.restored, memory, self._moment()))
-        except BaseException:
-            if self._partitions.get(partition) is owned:
-                del self._partitions[partition]
-            raise
+        memory = await self._journal.read(partition)
+        groups = await self._journal.compute(partial(owned.restored, memory, self._moment()))
         if self._partitions.get(partition) is not owned:
             return  # leadership went away, or came anew, while the log was being read
         removals = owned.take_over(groups, memory)

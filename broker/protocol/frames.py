@@ -24,6 +24,7 @@ from kio.serial.errors import SerialError
 
 from millrace.broker.errors import ProtocolError
 from millrace.broker.protocol.entity_shape import NO_LIMIT, checked
+from millrace.broker.protocol.gradual_reader import gradual_reader
 from millrace.broker.protocol.wire import read_bytes, skip_tagged_fields
 
 Entity = TypeVar("Entity")
@@ -201,14 +202,20 @@ def decode_request(frame: memoryview) -> tuple[RequestHead, int]:
 
 
 def decode_entity(
-    entity_type: type[Entity], buffer: memoryview | bytes, position: int, *, most_items: int = NO_LIMIT
+    entity_type: type[Entity],
+    buffer: memoryview | bytes,
+    position: int,
+    *,
+    most_items: int = NO_LIMIT,
+    gradually: bool = False,
 ) -> Entity:
-    """One `kio` entity at `position`. Raises ProtocolError when the bytes are not such an entity, or when
-    it holds more than `most_items` array items and tagged fields."""
+    """One `kio` entity at `position`; `gradually`: on a thread, beside which others go on. Raises
+    ProtocolError when the bytes are not such an entity, or when it holds more than `most_items` array items
+    and tagged fields."""
     # The native reader insists on a read-only buffer; what it keeps of the bytes it copies. It must not see
     # a count before that has been checked: it takes the memory that is announced, or ends the process.
     view = memoryview(buffer).toreadonly()
-    reader = _reader(entity_type)
+    reader = gradual_reader(entity_type) if gradually else _reader(entity_type)
     try:
         entity, _ = reader(*checked(entity_type, view, position, most_items))
     except _UNREADABLE:

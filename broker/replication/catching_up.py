@@ -21,8 +21,8 @@ from millrace.broker.replication.follower import (
     Append,
     AskBounds,
     AskLater,
+    FollowerState,
     Outdated,
-    Position,
     StartAnew,
     Truncate,
     decide,
@@ -149,9 +149,9 @@ class CatchingUp:
         return UNEXPECTED_REST_SECONDS
 
 
-def _position(local: LocalPartition) -> Position:
+def _position(local: LocalPartition) -> FollowerState:
     replica, partition_log = local.replica, local.log
-    return Position(
+    return FollowerState(
         replica.leader_epoch, partition_log.start_offset, partition_log.end_offset, replica.high_watermark
     )
 

@@ -40,7 +40,7 @@ class Epochs(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class FollowerState:
     """The follower's side: the epoch it follows in now, its own log's bounds and high watermark."""
 
     leader_epoch: int
@@ -117,7 +117,7 @@ _EXPECTED_CODES = frozenset(
 )
 
 
-def decide(answer: Answer, position: Position, epochs: Epochs) -> Decision:
+def decide(answer: Answer, position: FollowerState, epochs: Epochs) -> Decision:
     """What a leader's answer asks the follower to do. One that comes late may be of another log that ended
     where the own one ends now: what it says of that would cut off what is committed by then."""
     asked = (answer.leader_epoch, answer.fetch_offset, answer.last_fetched_epoch)
@@ -147,7 +147,7 @@ def truncation_offset(diverging: tuple[int, int], epochs: Epochs, end_offset: in
     return min(leader_end, own_end, end_offset)
 
 
-def realign(position: Position, leader_start: int, leader_end: int) -> Decision:
+def realign(position: FollowerState, leader_start: int, leader_end: int) -> Decision:
     """After `AskBounds`: where the follower goes on.
 
     A follower that ends beyond the leader (an election that was not clean) is cut to the leader's end; one
@@ -160,7 +160,7 @@ def realign(position: Position, leader_start: int, leader_end: int) -> Decision:
     return Outdated()
 
 
-def start_to_follow(position: Position, leader_start: int) -> int | None:
+def start_to_follow(position: FollowerState, leader_start: int) -> int | None:
     """The log start to take over from the leader, None to stay: never above what is known as committed."""
     start = min(leader_start, position.high_watermark, position.end_offset)
     return start if start > position.start_offset else None

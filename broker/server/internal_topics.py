@@ -105,8 +105,9 @@ class InternalTopicLog:
 class CoordinatorLoader:
     """Calls `load` and `unload` as the leadership of the topic's partitions comes and goes.
 
-    A load that fails is tried again, more and more slowly, until it succeeds or leadership is gone: its
-    clients would otherwise be turned away until the next election. `what` names them in log lines.
+    A load that fails, for whatever reason, is tried again, more and more slowly, until it succeeds or
+    leadership is gone: its clients would otherwise be turned away until the next election. A reason is told
+    once, until it is another. `what` names them in log lines.
     """
 
     def __init__(
@@ -154,27 +155,24 @@ class CoordinatorLoader:
     def _ended(self, partition: int, task: asyncio.Task[None]) -> None:
         if self._loading.get(partition) is task:
             del self._loading[partition]
-        if not task.cancelled() and task.exception() is not None:
-            log.error(
-                f"{self._what} cannot be loaded: this is a defect of the broker",
-                topic=self._topic,
-                partition=partition,
-                exc_info=task.exception(),
-            )
 
     async def _until_loaded(self, partition: int) -> None:
-        pause = self._first_retry_seconds
+        pause, told = self._first_retry_seconds, ""
         while True:
             try:
                 await self._load(partition)
                 return
-            except (KafkaError, OSError, UnreadableRecord) as error:
-                log.error(
-                    f"{self._what} cannot be loaded; trying again",
-                    topic=self._topic,
-                    partition=partition,
-                    error=str(error),
-                    again_in_ms=round(pause * 1000),
-                )
+            except Exception as error:
+                if repr(error) != told:
+                    told = repr(error)
+                    self._tell(partition, error)
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_RETRY_SECONDS)
+
+    def _tell(self, partition: int, error: Exception) -> None:
+        what = f"{self._what} cannot be loaded; trying again and again"
+        if isinstance(error, KafkaError | OSError | UnreadableRecord):
+            log.error(what, topic=self._topic, partition=partition, error=str(error))
+        else:
+            what = f"{what}: this is a defect of the broker, please report it"
+            log.error(what, topic=self._topic, partition=partition, exc_info=error)

@@ -4,11 +4,12 @@
     leader epochs          line 1 "0", line 2 the number of entries, then "epoch start_offset"
     partition.metadata     "version: 0", "topic_id: <base64url, 22 characters>"
     new partitions         line 1 "0", line 2 the number of entries, then "topic partition topic_id" (ours)
+    offset holes           line 1 "0", line 2 the number of entries, then "from to"; or nothing at all (ours)
 
 A file is written beside itself, optionally synced, and renamed over: a reader sees the old one or the new
 one. A file that does not read as its format is reported by ValueError, never half used.
 
-Called by the log manager, the leader-epoch cache and the log.
+Called by the log manager, the leader-epoch cache, the log and what it knows of its holes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Iterable, Mapping
+from hashlib import blake2b
 from pathlib import Path
 from uuid import UUID
 
@@ -30,8 +32,9 @@ CLEANER_CHECKPOINT = "cleaner-offset-checkpoint"
 NEW_PARTITIONS = "new-partitions"
 """Topic ids of partitions whose directories need not be on the disk yet; Apache Kafka passes it over."""
 HOLES_MARKER = "offset-holes"
-"""An empty file in a partition whose offsets may have holes; Apache Kafka passes it over."""
-
+"""A file in a partition whose offsets may have holes (`offset_holes.py`); Apache Kafka passes it over."""
+CHECKPOINTS_DIGEST = "checkpoints-digest"
+"""Of the checkpoints as they were written here last; Apache Kafka passes it over, and writes others."""
 
 _VERSION = "0"
 _CHUNK_SIZE = 1 << 16
@@ -93,6 +96,34 @@ def read_epochs(path: Path) -> list[tuple[int, int]]:
         epoch, offset = row.split(" ")
         entries.append((int(epoch), int(offset)))
     return entries
+
+
+def write_holes(path: Path, holes: Iterable[tuple[int, int]]) -> None:
+    """Writes (from, to) of holes in a log's offsets, synced."""
+    replace_file(path, _text([f"{start} {end}" for start, end in sorted(holes)]), sync=True)
+
+
+def read_holes(path: Path) -> frozenset[tuple[int, int]] | None:
+    """Reads holes in a log's offsets; None where an empty file tells of none. Raises ValueError, OSError."""
+    if path.stat().st_size == 0:
+        return None
+    return frozenset((int(start), int(end)) for start, end in (row.split(" ") for row in _rows(path)))
+
+
+def digest(*checkpoints: Mapping[TopicPartition, int]) -> bytes:
+    """Of what offset checkpoints say, for `CHECKPOINTS_DIGEST`."""
+    found = blake2b(digest_size=16)
+    for offsets in checkpoints:
+        found.update(repr(sorted(offsets.items())).encode())
+    return found.hexdigest().encode()
+
+
+def read_digest(folder: Path) -> bytes:
+    """The digest in a data folder; nothing where there is none. Raises OSError."""
+    try:
+        return (folder / CHECKPOINTS_DIGEST).read_bytes()
+    except FileNotFoundError:
+        return b""
 
 
 def write_new_partitions(path: Path, topic_ids: Mapping[TopicPartition, UUID]) -> None:

@@ -255,7 +255,6 @@ class _Rewrite:
             if not self._is_changed:
                 segment_swap.abandon(self._target)
                 return
-            self._target.next_offset = end_offset
             modified_ns = group[-1].file.stat().st_mtime_ns
             os.utime(self._target.path, ns=(modified_ns, modified_ns))
         except BaseException:

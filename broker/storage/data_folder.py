@@ -3,6 +3,7 @@
     recovery-point-offset-checkpoint   below these offsets all is flushed
     log-start-offset-checkpoint        below these offsets all is deleted
     cleaner-offset-checkpoint          below these offsets compaction has been
+    checkpoints-digest                 of the checkpoints, as this program wrote them last
     new-partitions                     topic ids of partitions that need not be on the disk yet
     .kafka_cleanshutdown               written last at a clean end, removed first at a start
     failed-sync                        a sync has failed, and what it was for has not been written again
@@ -41,10 +42,13 @@ from uuid import UUID
 from millrace.broker.errors import DataFolderLocked, DataFolderNotWritable
 from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.storage.checkpoints import (
+    CHECKPOINTS_DIGEST,
     CLEANER_CHECKPOINT,
     LOG_START_OFFSET_CHECKPOINT,
     NEW_PARTITIONS,
     RECOVERY_POINT_CHECKPOINT,
+    digest,
+    read_digest,
     read_new_partitions,
     read_offsets,
     replace_file,
@@ -73,12 +77,16 @@ class DataFolder:
         """Why nothing in it can be used; None while all is well."""
         self.room = DiskRoom(path)
         self.was_clean = False
+        self.is_as_left = False
+        """Whether no other program has used it since this one did: one that compacts logs, or follows their
+        leaders, writes other checkpoints."""
         self.had_failed_sync = False
         """Whether what a sync failed to make durable need not be on the disk yet."""
         self.recovery_points: Offsets = {}
         self.start_offsets: Offsets = {}
         self.cleaned_offsets: Offsets = {}
         self.new_partitions: dict[TopicPartition, UUID] = {}
+        self._signed = b""
         self._lock_fd = -1
         self._lock = threading.Lock()
 
@@ -107,6 +115,8 @@ class DataFolder:
             self.recovery_points = _read(path / RECOVERY_POINT_CHECKPOINT, notes)
             self.start_offsets = _read(path / LOG_START_OFFSET_CHECKPOINT, notes)
             self.cleaned_offsets = _read(path / CLEANER_CHECKPOINT, notes)
+            self._signed = read_digest(path)
+            self.is_as_left = self._signed == self._digest()
             if not self.was_clean:  # all had become durable then
                 try:
                     self.new_partitions = read_new_partitions(path / NEW_PARTITIONS)
@@ -230,11 +240,14 @@ class DataFolder:
                 if not log.is_anchored:
                     continue
                 recovery[tp] = log.recovery_point
-                if log.start_offset > 0:
-                    starts[tp] = log.start_offset
+                starts[tp] = log.start_offset  # 0, too: after a clean end it says that nothing was deleted
                 if log.cleaned_offset > 0 or tp in self.cleaned_offsets:
                     cleaned[tp] = log.cleaned_offset
             self._store(recovery, starts, cleaned)
+            if (signed := self._digest()) != self._signed:
+                # Not synced: without it the next start believes less.
+                replace_file(self.path / CHECKPOINTS_DIGEST, signed, sync=False)
+                self._signed = signed
 
     def lower(self, tp: TopicPartition, offset: int, start_offset: int) -> None:
         """Sees to it that no checkpoint on the disk says that anything from `offset` on is flushed or
@@ -256,6 +269,10 @@ class DataFolder:
         if cleaned != self.cleaned_offsets:
             write_offsets(self.path / CLEANER_CHECKPOINT, cleaned)
             self.cleaned_offsets = cleaned
+
+    def _digest(self) -> bytes:
+        """Start offsets are not in it: they change without a hole being made."""
+        return digest(self.recovery_points, self.cleaned_offsets)
 
 
 def _lowered(offsets: Offsets, tp: TopicPartition, offset: int) -> Offsets:

@@ -4,7 +4,7 @@
     <offset>.snapshot                               producer state (`producer_snapshot.py`)
     leader-epoch-checkpoint                         leader epochs (`leader_epochs.py`)
     partition.metadata                              topic id
-    offset-holes                                    empty; its presence says that offsets may have holes
+    offset-holes                                    that offsets may have holes (`offset_holes.py`)
 
 Called by the replica manager (append, read) and the log manager (open, housekeeping, close). Synchronous.
 Three parts of the log have modules of their own: what of it is on the disk (`log_durability.py`), changes to
@@ -54,11 +54,12 @@ from millrace.broker.storage.batch_validation import (
     as_of,
     check_batch,
 )
-from millrace.broker.storage.checkpoints import HOLES_MARKER, own_topic_id, sync_directory, write_topic_id
+from millrace.broker.storage.checkpoints import own_topic_id, write_topic_id
 from millrace.broker.storage.leader_epochs import LeaderEpochCache
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_health import LogHealth
 from millrace.broker.storage.log_reader import LogRead, LogReader
+from millrace.broker.storage.offset_holes import OffsetHoles
 from millrace.broker.storage.producer_recovery import load_producers, read_marker
 from millrace.broker.storage.producer_state import ProducerState
 from millrace.broker.storage.recovery import load_epochs, open_segments
@@ -101,7 +102,7 @@ class Log:
         recovery_point: int,
         now_ms: int,
         notes: list[str],
-        is_marked_for_holes: bool = False,
+        holes: OffsetHoles | None = None,
         cleaned_offset: int = 0,
     ):
         self.directory = directory
@@ -132,7 +133,7 @@ class Log:
         self._reader = LogReader(self._segments)
         self._last_flush_ms = now_ms
         self._has_new_files = True
-        self._is_marked_for_holes = is_marked_for_holes
+        self.holes = holes or OffsetHoles(directory)
         self._snapshot_size = 0  # of the active segment, when the producers were last written
         self._is_as_opened = False  # after a clean close: nothing was written since
         self._topic_id: UUID | None = None
@@ -152,22 +153,24 @@ class Log:
         start_offset: int = 0,
         cleaned_offset: int | None = None,
         closed_offset: int = 0,
+        closed_start: int | None = None,
         announced_id: UUID | None = None,
         is_anchored: bool = True,
         may_have_holes: bool = False,
+        is_as_left: bool = False,
         after_failed_sync: bool = False,
     ) -> Log:
         """Opens or creates the log in `directory`.
 
         `recovery_point` is the offset below which all had been flushed, None after a clean close, of which
-        `closed_offset` is the end that was written down (0: not known);
-        `start_offset` is the checkpointed log start (records below it are deleted), `cleaned_offset` where
-        compaction stopped, None if it never ran. `announced_id` is the topic id of a directory that has none,
-        or whose own did not survive; `is_anchored`: the directory is known to be on the disk;
-        `may_have_holes`: nobody knows whether the topic is compacted; `after_failed_sync`: what is recovered
-        need not be on the disk, whatever a sync says, and is written again and flushed here. Raises
-        KafkaStorageError with one line
-        when the partition cannot be opened; other partitions can. Its cause is the OSError, if there was one.
+        `closed_offset` is the end that was written down (0: not known), `closed_start` the start (None: not
+        known); `start_offset` is the checkpointed log start (records below it are deleted), `cleaned_offset`
+        where compaction stopped, None if it never ran. `announced_id` is the topic id of a directory that has
+        none, or whose own did not survive; `is_anchored`: the directory is known to be on the disk;
+        `may_have_holes`: nobody knows whether the topic is compacted; `is_as_left`: no other program has used
+        the folder since; `after_failed_sync`: what is recovered need not be on the disk, whatever a sync
+        says, and is written again and flushed here. Raises KafkaStorageError with one line when the
+        partition cannot be opened; other partitions can. Its cause is the OSError, if there was one.
         """
         try:
             if not os.path.isdir(directory):
@@ -180,6 +183,8 @@ class Log:
                 now_ms=now_ms,
                 may_have_holes=may_have_holes or cleaned_offset is not None,
                 closed_offset=closed_offset,
+                closed_start=closed_start,
+                is_as_left=is_as_left,
                 write_again=after_failed_sync,
             )
             end_offset = opened.end_offset
@@ -205,7 +210,7 @@ class Log:
                 recovery_point=end_offset if recovery_point is None else min(recovery_point, end_offset),
                 now_ms=now_ms,
                 notes=opened.notes,
-                is_marked_for_holes=opened.is_marked,
+                holes=opened.holes,
                 cleaned_offset=min(cleaned_offset or 0, end_offset),
             )
             log.is_anchored = is_anchored
@@ -361,7 +366,8 @@ class Log:
                         f"the log's end {self.end_offset}"
                     )
                 if header.base_offset > self.end_offset:
-                    self._note_holes()  # also before the first batch: the file's name says where it begins
+                    # Also before the first batch: the file's name says where it begins.
+                    log_reshaping.note_holes(self)
                 batch = view[position : position + header.size]
                 marker = read_marker(batch) if header.is_control else None
                 self._write(batch, header, header.last_offset, now_ms)
@@ -418,17 +424,6 @@ class Log:
         except OSError as error:
             # In memory they are right, the next flush writes them, and a start cuts them at the log's ends.
             self.health.passed_over("leader epochs were not written", error)
-
-    def _note_holes(self) -> None:
-        """Leaves word for recovery that offsets need not be dense. Raises KafkaStorageError."""
-        if self._is_marked_for_holes:
-            return
-        try:
-            (self.directory / HOLES_MARKER).touch()
-            sync_directory(self.directory)
-        except OSError as error:
-            raise self.health.refused(f"{HOLES_MARKER} was not written", error) from error
-        self._is_marked_for_holes = True
 
     # -- segments
 

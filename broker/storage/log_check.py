@@ -34,6 +34,7 @@ from millrace.broker.storage.segment import (
     TRANSACTION_INDEX_SUFFIX,
     newest_timestamp,
 )
+from millrace.broker.storage.segment_swap import SWAP_SUFFIX
 
 _ATTEMPTS = 10
 _SECOND_LOOK_S = 0.2
@@ -58,6 +59,8 @@ class FolderFacts:
     recovery_points: dict[TopicPartition, int]
     start_offsets: dict[TopicPartition, int]
     cleaned_offsets: dict[TopicPartition, int]
+    is_as_left: bool = False
+    """As `DataFolder.is_as_left`."""
 
     @classmethod
     def read(cls, folder: Path) -> tuple[FolderFacts, list[str]]:
@@ -76,6 +79,8 @@ class FolderFacts:
             offsets(checkpoints.LOG_START_OFFSET_CHECKPOINT),
             offsets(checkpoints.CLEANER_CHECKPOINT),
         )
+        signed = checkpoints.digest(facts.recovery_points, facts.cleaned_offsets)
+        facts.is_as_left = checkpoints.read_digest(folder) == signed
         return facts, problems
 
 
@@ -138,10 +143,33 @@ class _Check:
             self._is_known_for_holes = (self._directory / checkpoints.HOLES_MARKER).exists()
         return self._is_known_for_holes
 
-    def run(self) -> Iterator[str]:
-        bases = sorted(
+    def _may_have_hole(self, hole: tuple[int, int], bases: list[int]) -> bool:
+        """Between two of the segments at `bases`, as a start takes it (`offset_holes.py`). Raises
+        FileNotFoundError where they have changed."""
+        if not self._may_have_holes():
+            return False
+        if not self._facts.is_as_left:
+            return True
+        try:
+            told = checkpoints.read_holes(self._directory / checkpoints.HOLES_MARKER)
+        except (ValueError, FileNotFoundError):
+            told = None
+        if told is None or hole in told:
+            return True
+        # A compaction that puts its segment in the place of others has removed those for a moment.
+        if any(self._directory.glob("*" + SWAP_SUFFIX)):
+            return True
+        if self._bases() != bases:
+            raise FileNotFoundError(errno.ENOENT, "replaced meanwhile", str(self._path(hole[1])))
+        return False
+
+    def _bases(self) -> list[int]:
+        return sorted(
             int(path.stem) for path in self._directory.glob("*" + LOG_SUFFIX) if path.stem.isdigit()
         )
+
+    def run(self) -> Iterator[str]:
+        bases = self._bases()
         epochs: _Epochs | None = None
         try:
             epochs = _Epochs(self._directory)
@@ -152,7 +180,7 @@ class _Check:
             following = bases[number + 1] if number + 1 < len(bases) else None
             if number and base < end_offset:
                 yield f"{self._path(base)}: begins at {base}, the segment before it reaches {end_offset}"
-            elif base > end_offset and not self._may_have_holes():
+            elif base > end_offset and not self._may_have_hole((end_offset, base), bases):
                 yield f"{self._path(base)}: offsets {end_offset} to {base - 1} are missing before it"
             segment = _SegmentCheck(self._path(base), base, following is None, self._may_have_holes, epochs)
             yield from segment.run(self._totals, self._progress)

@@ -127,6 +127,8 @@ def _open(
             is_anchored=folder.announced(tp) is None,
             cleaned_offset=folder.cleaned_offsets.get(tp),
             closed_offset=folder.recovery_points.get(tp, 0) if folder.was_clean else 0,
+            closed_start=folder.start_offsets.get(tp) if folder.was_clean else None,
+            is_as_left=folder.is_as_left,
             after_failed_sync=folder.had_failed_sync,
             now_ms=now_ms,
         )

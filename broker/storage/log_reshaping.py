@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from millrace.broker.errors import KafkaStorageError, MillraceError
 from millrace.broker.storage import producer_snapshot, retention, segment_swap
-from millrace.broker.storage.checkpoints import sync_directory
+from millrace.broker.storage.checkpoints import HOLES_MARKER, sync_directory
+from millrace.broker.storage.offset_holes import Hole
 from millrace.broker.storage.producer_recovery import load_producers
 from millrace.broker.storage.producer_state import ProducerState
 from millrace.broker.storage.segment import Segment
@@ -58,7 +59,10 @@ def replace_segments(log: Log, old: Sequence[Segment], compacted: Segment, trunc
             if is_outdated or log.failure is not None or not log._segments.holds_run(old):
                 raise CompactionAbandoned(f"{log.directory}: its segments have changed meanwhile")
             log._is_as_opened = False
-            log._note_holes()
+            ends, reaches = compacted.next_offset, old[-1].next_offset
+            # Others' compaction may have left empty segments; ours keeps the last batch that it finds.
+            _write_holes(log, *([(ends, reaches)] if ends < reaches else ()))
+            compacted.next_offset = reaches
             segment_swap.commit(compacted)
         except OSError as error:
             segment_swap.abandon(compacted)
@@ -78,6 +82,20 @@ def replace_segments(log: Log, old: Sequence[Segment], compacted: Segment, trunc
         except OSError as error:
             log.health.fail(f"{log.directory} is offline, a compaction ended halfway: {error}", error)
             raise KafkaStorageError(log.failure or "") from error
+
+
+def note_holes(log: Log) -> None:
+    """Leaves word for recovery that offsets need not be dense, where that is not known. Raises
+    KafkaStorageError."""
+    if not log.holes.is_marked:
+        _write_holes(log)
+
+
+def _write_holes(log: Log, *between: Hole) -> None:
+    try:
+        log.holes.note(*between)
+    except OSError as error:
+        raise log.health.refused(f"{HOLES_MARKER} was not written", error) from error
 
 
 def roll(log: Log, now_ms: int) -> None:
@@ -160,12 +178,13 @@ def shorten(log: Log, offset: int, now_ms: int, *, anew: bool) -> None:
             log._is_as_opened = False
             if offset < start_offset:
                 log.start_offset = offset  # where it begins anew
-            if log.before_truncation is not None:
-                try:
+            try:
+                if log.before_truncation is not None:
                     log.before_truncation(kept_offset, log.start_offset)
-                except OSError as error:
-                    log.start_offset = max(log.start_offset, start_offset)
-                    raise log.health.refused("checkpoints were not lowered, nothing is cut", error) from error
+                log.holes.cut(0 if anew else offset)  # now that nothing beyond is called flushed
+            except OSError as error:
+                log.start_offset = max(log.start_offset, start_offset)
+                raise log.health.refused("checkpoints were not lowered, nothing is cut", error) from error
             with log._lock:
                 if anew or offset <= log.start_offset:
                     _start_anew(log, offset, now_ms)
@@ -202,7 +221,7 @@ def _cut(log: Log, offset: int, now_ms: int) -> None:
     else:
         active.next_offset = min(active.next_offset, offset)  # a hole reaches beyond it
     if active.next_offset < log.start_offset:
-        log._note_holes()
+        _write_holes(log, (active.next_offset, log.start_offset))
         active.next_offset = log.start_offset
     log.end_offset = active.next_offset
     log._reader.forget_positions()

@@ -13,14 +13,14 @@ then, and no offset given again; the partition stays closed with a reason, and a
 lies below the checkpointed start of the log may be gone: it had been deleted.
 
 Offsets of a log have no holes unless compaction made them, here or on the leader that it was copied from;
-then the partition has a marker file (`checkpoints.HOLES_MARKER`), which is durable before the first batch
-behind a hole is written, and only the order is checked. A sound batch beyond the offset that is expected ends
-the prefix of a log without the marker. No torn write makes one, but its base offset lies outside its CRC, so
-a flipped bit would move the log's end to offsets that nobody gave; and it may be what a truncation had cut,
-on a page that was not written anew in time. Such a cut costs what is not flushed, which the others have;
-taking the batch in would leave a replica that differs from them and does not know it. Above the recovery
-point a segment ends where the next one begins, also there: compaction keeps the last batch of what it
-replaces, and a loss of power may take the end of a segment and leave the one behind it.
+then the partition has a marker file (`offset_holes.py`), which is durable before the first batch behind a
+hole is written, and only the order is checked, and that each segment reaches the next. A sound batch beyond
+the offset that is expected ends the prefix of a log without the marker. No torn write makes one, but its base
+offset lies outside its CRC, so a flipped bit would move the log's end to offsets that nobody gave; and it may
+be what a truncation had cut, on a page that was not written anew in time. Such a cut costs what is not
+flushed, which the others have; taking the batch in would leave a replica that differs from them and does not
+know it. Above the recovery point a segment ends where the next one begins, also there: compaction keeps the
+last batch of what it replaces, and a loss of power may take the end of a segment and leave the one behind it.
 
 Called by `Log.open`. Every failure is a KafkaStorageError whose text is one line. The state of producers is
 restored by `producer_recovery.py`.
@@ -41,6 +41,7 @@ from millrace.broker.storage.checkpoints import HOLES_MARKER
 from millrace.broker.storage.disk_errors import is_no_room
 from millrace.broker.storage.leader_epochs import LeaderEpochCache
 from millrace.broker.storage.log_config import LogConfig
+from millrace.broker.storage.offset_holes import OffsetHoles
 from millrace.broker.storage.segment import (
     DELETED_SUFFIX,
     LOG_SUFFIX,
@@ -60,11 +61,12 @@ class OpenedSegments:
 
     segments: list[Segment]
     end_offset: int
+    holes: OffsetHoles
     notes: list[str] = field(default_factory=list)
     epochs: list[tuple[int, int]] = field(default_factory=list)  # of the batches that were read
     cut_size: int = 0
     has_holes: bool = False
-    is_marked: bool = False  # as having holes, for good
+    is_as_left: bool = False
 
 
 class _BadBatch(Exception):
@@ -84,28 +86,38 @@ def open_segments(
     now_ms: int,
     may_have_holes: bool = False,
     closed_offset: int = 0,
+    closed_start: int | None = None,
+    is_as_left: bool = False,
     write_again: bool = False,
 ) -> OpenedSegments:
     """Opens every segment of a partition, oldest first; at least one is there afterwards.
 
     `recovery_point` is the offset below which all was flushed; None after a clean close, when
-    `closed_offset` is where the log ended, 0 where that is not known. `may_have_holes`: the log is known to
-    have been compacted before, or it is not known whether its topic is compacted. `write_again`: what is read
-    beyond the recovery point need not be on the disk although the system says so, and is written once more.
+    `closed_offset` is where the log ended, 0 where that is not known, and `closed_start` where it began, None
+    where that is not known: Apache Kafka writes no start that is a segment's, and after a crash segments may
+    have been deleted since it was written. `may_have_holes`: the log is known to
+    have been compacted before, or it is not known whether its topic is compacted. `is_as_left`: no other
+    program has used the folder since this one did. `write_again`: what is read beyond the recovery point need
+    not be on the disk although the system says so, and is written once more.
     """
     flushed_offset = closed_offset if recovery_point is None else recovery_point
     names = os.listdir(directory)
     notes = segment_swap.resume(directory, names)
     if notes:
         names = os.listdir(directory)
-    has_holes = may_have_holes or config.is_compacted or HOLES_MARKER in names
+    holes = OffsetHoles.load(directory, names, notes)
+    has_holes = may_have_holes or config.is_compacted or holes.is_marked
     bases = _sweep(directory, names)
     known = set(names)
     if not bases:
         _check_end(directory / "*.log", start_offset, start_offset, flushed_offset)
         segment = Segment(directory, start_offset, now_ms=now_ms, create=True)
-        return OpenedSegments([segment], start_offset, notes, is_marked=HOLES_MARKER in names)
-    opened = OpenedSegments([], bases[0], notes, has_holes=has_holes, is_marked=HOLES_MARKER in names)
+        return OpenedSegments([segment], start_offset, holes, notes)
+    if closed_start is not None and bases[0] > closed_start:
+        raise _damaged(
+            directory / "*.log", f"offsets {closed_start} to {bases[0]} are missing at the beginning"
+        )
+    opened = OpenedSegments([], bases[0], holes, notes, has_holes=has_holes, is_as_left=is_as_left)
     for number, base in enumerate(bases):
         following = bases[number + 1] if number + 1 < len(bases) else None
         has_aborts = f"{base:020d}{TRANSACTION_INDEX_SUFFIX}" in known
@@ -180,7 +192,10 @@ def _take_as_it_is(
             raise _damaged(
                 segment.path, f"it reaches offset {segment.next_offset}, the next begins at {following}"
             )
-        if segment.next_offset < following and not opened.has_holes:
+        if segment.next_offset < following and not (
+            opened.has_holes
+            and opened.holes.found((segment.next_offset, following), is_as_left=opened.is_as_left)
+        ):
             raise _damaged(
                 segment.path,
                 f"offsets {segment.next_offset} to {following} are missing; where a compaction took them, "

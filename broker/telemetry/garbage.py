@@ -8,6 +8,13 @@ compiled loops are loaded.
 from __future__ import annotations
 
 import gc
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_lock = threading.Lock()
+_users = 0
+_was_on = False
 
 
 def settle() -> None:
@@ -19,3 +26,22 @@ def settle() -> None:
     # when the first clients wait. It would look for a tenth of a second and find a thousand objects.
     gc.freeze()
     gc.enable()
+
+
+@contextmanager
+def left_alone() -> Iterator[None]:
+    """While very many objects are made that will all be used: looking through them again and again, as they
+    grow, holds up all threads for longer than to make them takes. From any thread."""
+    global _users, _was_on
+    with _lock:
+        if not _users:
+            _was_on = gc.isenabled()
+            gc.disable()
+        _users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if not _users and _was_on:
+                gc.enable()

@@ -1,6 +1,7 @@
 """What happens to a batch between fetch and produce: its path, its stamp, its records written again. Pure.
 
-Called by `pipeline` for every batch that was fetched and by `sink` to stamp what is sent.
+Called by `pipeline` for every batch that was fetched and by `sink` to stamp what is sent, and to look whole
+at what the target fails at.
 
     pass through   v2, dense offsets, CreateTime, no unknown attribute bits, within the target's limit:
                    61 bytes of header are rewritten in place, the record bytes are the producer's own
@@ -27,7 +28,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from millrace.broker.errors import KafkaError
+from millrace.broker.errors import CorruptMessage, InvalidRecord, KafkaError
 from millrace.broker.protocol.batch import (
     ATTRIBUTES_POSITION,
     COMPRESSION_MASK,
@@ -42,7 +43,7 @@ from millrace.broker.protocol.batch import (
     stamp_offset_and_epoch,
 )
 from millrace.broker.protocol.checksum import Buffer
-from millrace.broker.protocol.compression import decompress
+from millrace.broker.protocol.compression import check_framing, decompress
 from millrace.broker.protocol.records import MAX_DECOMPRESSED_SIZE
 from millrace.broker.protocol.rewrite import ALL, rewrite, section_of
 from millrace.mirror.batches.coalesce import section_rows
@@ -169,6 +170,29 @@ def split(batch: memoryview, offsets: Sequence[int]) -> list[Piece]:
         for made, part in zip(halves, parts, strict=True)
         if made is not None
     ]
+
+
+def fault_of(batch: memoryview) -> KafkaError | None:
+    """What is wrong with the records of a batch whose header and checksum are right; None where nothing is,
+    or nothing that can be found out here.
+
+    CorruptMessage: nobody can read them. InvalidRecord: they can be read, but not by Java's readers, Apache
+    Kafka's brokers among them; written anew (`split`) they can be.
+    """
+    header = parse_header(batch)
+    section = batch[HEADER_SIZE : header.size]
+    try:
+        records = decompress(header.compression, section, MAX_DECOMPRESSED_SIZE)
+        rewrite(records, section_rows([section_of(header, 0, len(records))]), 0)
+    except (CorruptMessage, InvalidRecord) as error:
+        return CorruptMessage(f"its checksum is right, but {error}")
+    except KafkaError:
+        return None
+    try:
+        check_framing(header.compression, section)
+    except InvalidRecord as error:
+        return error
+    return None
 
 
 def _in_pieces(

@@ -23,13 +23,14 @@ def troubles_of(
     owned: Mapping[SourcePartition, PartitionPipeline],
     readers: Mapping[str, SourceReader],
     refused: Mapping[TargetPartition, Failure],
-    standing: Mapping[SourcePartition, Failure],
+    standing: Iterable[tuple[SourcePartition, Failure]],
     topics: Iterable[tuple[tuple[str, str], Failure]],
     now_ms: int,
 ) -> list[Trouble]:
-    """The oldest first. `refused`: batches that the target refuses; `standing`: what is not committed;
-    `topics`: what the target does not take as a whole."""
+    """The oldest first. `refused`: batches that the target refuses; `standing`: what is not put on record
+    there; `topics`: what the target does not take as a whole."""
     found = topic_troubles(topics)
+    found += [Trouble(*key, *failure) for key, failure in standing if key in owned]
     for source, reader in readers.items():
         found += [Trouble(source, topic, None, *failure) for topic, failure in reader.view_failures]
     for key, pipeline in owned.items():
@@ -37,7 +38,6 @@ def troubles_of(
         failures = (
             None if of_source is None else of_source.failures.get((key.topic, key.partition)),
             refused.get(pipeline.target),
-            standing.get(key),
             held_back(lag.held_ms(now_ms), lag.stable_end, now_ms),
         )
         found += [Trouble(*key, *failure) for failure in failures if failure is not None]

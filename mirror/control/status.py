@@ -63,13 +63,13 @@ class WorkerStatus:
 
     def troubles(self) -> list[Trouble]:
         """What is tried without end now: fetches that the source refuses, batches that the target refuses,
-        transactions of ours that are not committed, topics that the target does not take or that cannot be
-        let in, what waits behind a transaction that nobody ends. The oldest first."""
+        transactions of ours that are not committed, records of ours (positions, gaps) that are not taken,
+        topics that the target does not take or that cannot be let in, what waits behind a transaction that
+        nobody ends. The oldest first."""
         worker = self._worker
         refused = {target: failure for sink in worker.delivery.sinks for target, failure in sink.failures}
         topics = worker.discovery.topics.failures
-        standing = dict(worker.delivery.standing())
-        return troubles_of(worker.owned, worker.readers, refused, standing, topics, worker.now_ms())
+        return troubles_of(worker.owned, worker.readers, refused, worker.standing(), topics, worker.now_ms())
 
     def document(self) -> dict[str, Any]:
         """That of /status."""

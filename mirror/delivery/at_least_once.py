@@ -2,6 +2,10 @@
 
 Made by `worker`. A worker that is killed leaves records behind its last written position; they come again.
 
+How old data may be so that several batches are under way (`lane.replayed_after_ms`) follows from what the
+target's brokers say of their settings, asked again and again, for they may change while it runs. One that may
+not be asked is taken to have what Apache Kafka has by default.
+
 The newest position of a partition counts, so whoever had it before must not write behind its new owner. Who
 hears that its seat is lost gives up what it is writing. A request that was on its way then may still be
 taken, so a new owner writes its positions once more when that is over: else one that stands still, in a
@@ -16,15 +20,17 @@ from typing import Any
 
 import structlog
 
+from millrace.broker.client.admin import describe_broker_configs
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.errors import UnknownMemberId
 from millrace.broker.protocol.mirror_positions import Position
 from millrace.mirror.config import MirrorConfig
 from millrace.mirror.delivery.checkpoints import Positions, encode_records
 from millrace.mirror.delivery.delivery import TransactionCounts
+from millrace.mirror.delivery.lane import EXPIRATION_MS, replayed_after_ms
 from millrace.mirror.delivery.positions_keeper import PositionsKeeper
 from millrace.mirror.delivery.sink import Sink
-from millrace.mirror.delivery.system_records import SystemRecords
+from millrace.mirror.delivery.system_records import CLUSTER_FAILURES, NewFailures, SystemRecords, Waiting
 from millrace.mirror.delivery.transaction import Seat
 from millrace.mirror.pipeline import PartitionPipeline
 from millrace.mirror.steady import steady_ms
@@ -37,6 +43,10 @@ log = structlog.get_logger("millrace.mirror.delivery.at_least_once")
 # Longer than a request's answer is waited for, so its connection is given up: what a former owner has sent
 # is taken by then, but for what a network holds back for longer.
 LATE_WRITES_MS = 20_000
+# When a broker forgets a producer; by the second one where there is no first (before Apache Kafka 3.4).
+EXPIRATIONS = ("producer.id.expiration.ms", "transactional.id.expiration.ms")
+EXPIRATIONS_EVERY_S = 60.0
+EXPIRATIONS_PAUSE_S = 1.0
 
 
 class AtLeastOnce:
@@ -64,6 +74,9 @@ class AtLeastOnce:
         self._taken_over: dict[PartitionPipeline, int] = {}  # when late writes are over, by the steady clock
         self._writing = asyncio.Lock()
         self._writes: set[asyncio.Task[None]] = set()
+        self._target = target
+        self._expirations_ms: dict[int, int] = {}  # by broker
+        self._untold = NewFailures()
 
     @property
     def sinks(self) -> Collection[Sink]:
@@ -73,6 +86,7 @@ class AtLeastOnce:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._sink.run())
             tasks.create_task(self._keep_positions())
+            tasks.create_task(self._follow_expirations())
 
     def take_config(self, config: MirrorConfig) -> None:
         self._interval_ms = config.position_interval_ms
@@ -111,13 +125,14 @@ class AtLeastOnce:
         return await self._keeper.read()
 
     async def record_start(self, partition: SourcePartition, position: Position) -> None:
-        await self._as_member(self._write_positions(encode_records([(partition, position)])))
+        records = encode_records([(partition, position)])
+        await self._as_member(self._write_positions(records, lambda: (partition,)))
 
     async def fence(self, slots: Mapping[int, int], timeout_s: float) -> dict[int, int]:
         return {}
 
     def standing(self) -> Iterator[tuple[SourcePartition, Failure]]:
-        return iter(())
+        return iter(())  # no transactions; what else is not taken `SystemRecords` tells
 
     def transactions(self) -> TransactionCounts:
         return TransactionCounts()
@@ -135,6 +150,34 @@ class AtLeastOnce:
             if pipeline.has_begun and over_at_ms <= now_ms:
                 del self._taken_over[pipeline]
                 pipeline.progress.write_again()
+
+    async def _follow_expirations(self) -> None:
+        while True:
+            pause_s = EXPIRATIONS_EVERY_S
+            try:
+                await self._ask_expirations()
+            except CLUSTER_FAILURES as error:
+                log.debug("the target's brokers are not asked for their settings", error=str(error))
+                pause_s = EXPIRATIONS_PAUSE_S
+            await asyncio.sleep(pause_s)
+
+    async def _ask_expirations(self) -> None:
+        """The least of all brokers counts."""
+        brokers = list((await self._target.metadata([])).brokers)
+        found = await asyncio.gather(*map(self._expiration_of, brokers))
+        self._expirations_ms = dict(zip(brokers, found, strict=True))
+        self._sink.replayed_after_ms = replayed_after_ms(min(found, default=EXPIRATION_MS))
+
+    async def _expiration_of(self, node_id: int) -> int:
+        """Of one that does not answer, what it said before."""
+        try:
+            told = await describe_broker_configs(self._target, node_id, EXPIRATIONS)
+        except CLUSTER_FAILURES as error:
+            if self._untold.is_news(error):
+                log.info("a broker does not tell when it forgets producers", node=node_id, error=str(error))
+            return self._expirations_ms.get(node_id, EXPIRATION_MS)
+        values = [told.get(key) or "" for key in EXPIRATIONS]
+        return next((int(value) for value in values if value.isdecimal()), EXPIRATION_MS)
 
     async def _as_member(self, write: Coroutine[Any, Any, None]) -> None:
         """Raises UnknownMemberId when the seat is lost meanwhile: others may own the partitions by then."""
@@ -163,12 +206,19 @@ class AtLeastOnce:
                         partition=target.partition,
                         partitions=OFFSET_MAP.partitions,
                         configs=OFFSET_MAP.configs,
+                        waiting=self._unwritten,
                     )
             if writing.moved:
-                await self._write_positions(writing.records[self._keeper.positions])
+                await self._write_positions(writing.records[self._keeper.positions], self._unwritten)
             for pipeline, position in writing.moved:
                 pipeline.position_written(position)
 
-    async def _write_positions(self, records: Iterable[tuple[bytes, bytes | None]]) -> None:
+    def _unwritten(self) -> Iterator[SourcePartition]:
+        """Whose position is not the one on record: what is being written, and what waits behind that."""
+        for pipeline in self._pipelines:
+            if pipeline.has_begun and pipeline.progress.position_to_write() is not None:
+                yield pipeline.partition
+
+    async def _write_positions(self, records: Iterable[tuple[bytes, bytes | None]], waiting: Waiting) -> None:
         topic = self._keeper.positions.topic
-        await self._system.write(topic, list(records), configs=POSITIONS.configs)
+        await self._system.write(topic, list(records), configs=POSITIONS.configs, waiting=waiting)

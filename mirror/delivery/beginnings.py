@@ -14,16 +14,17 @@ gap, not a new beginning, which would skip or repeat in silence. The format is f
            when that was; written behind all its topics, so where it is they are whole
 
 Order, none of it can be left out: a source's first look is durable before a partition of it has a first
-position; the mark of a partition is written when that position is durable, and before a record of it is
-carried. A reader reads marks before positions, so each mark that it has seen has its position to be seen; and
-where it sees positions of a source without a first look, it looks for that once more.
+position, however late a worker sees the source; the mark of a partition is written when that position is
+durable, and before a record of it is carried. A reader reads marks before positions, so each mark that it has
+seen has its position to be seen; and where it sees positions of a source without a first look, it looks for
+that once more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import structlog
@@ -36,6 +37,7 @@ from millrace.mirror.delivery.system_records import (
     CLUSTER_FAILURES,
     NewFailures,
     SystemRecords,
+    Waiting,
     ensure_topic,
     refuse_expiring_topic,
 )
@@ -48,8 +50,6 @@ READ_PAUSE_S = 0.2
 _MARK = b'{"version":1}'
 Width = Mapping[str, int]
 """Topics of a source, with their numbers of partitions."""
-Look = Callable[[Collection[str]], Awaitable[Mapping[str, Width]]]
-"""What sources have, those that answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +136,8 @@ class Beginnings:
         self._now_ms = now_ms
         self._unmarked: set[SourcePartition] = set()
         self._marking = asyncio.Lock()
+        self._looking = asyncio.Lock()
+        self._looked_at: set[str] = set()  # sources whose first look is known to be on record
 
     async def read(self) -> Begun:
         """All of it. To be read before the positions. Asks until it gets it; raises FatalError where the
@@ -155,11 +157,11 @@ class Beginnings:
                 await asyncio.sleep(READ_PAUSE_S)
 
     async def take_stock(
-        self, begun: Begun, positions: Positions, coming: Iterable[SourcePartition], look: Look
+        self, begun: Begun, positions: Positions, coming: Iterable[SourcePartition]
     ) -> set[str]:
         """Lost positions are noted as such in `positions`; positions without a mark (of a version that set
-        none, or of a worker that was killed between the two) get theirs. Gives the sources whose first run
-        begins now; their first look is on record then, as far as `look` tells what they have."""
+        none, or of a worker that was killed between the two) get theirs. Gives the sources that nothing is on
+        record of: none of their partitions may begin before their first look is (`first_look`)."""
         lost = begun.lost(positions)
         if lost:
             log.error("positions are gone", topic=self._topic, partitions=len(lost))
@@ -169,14 +171,27 @@ class Beginnings:
         if (sources & seen) - begun.first_looks.keys():
             # Another worker may have begun between the reading of this and of the positions.
             begun.first_looks.update((await self.read()).first_looks)
-        new = sources - seen - begun.first_looks.keys()
-        for source, topics in sorted((await look(new)).items() if new else ()):
-            first = FirstLook(self._now_ms(), dict(topics))
-            await self._write(encode_first_look(source, first))
-            begun.first_looks[source] = first
         if unmarked := positions.known.keys() - begun.partitions:
             await self._write(encode_marks(unmarked))
-        return new
+        return sources - seen - begun.first_looks.keys()
+
+    async def first_look(self, source: str, topics: Width) -> tuple[Begun, bool]:
+        """What was begun by now, the first look at this source with it, and whether that is this one. Another
+        worker may have seen the source first."""
+        async with self._looking:
+            begun = await self.read()
+            is_first = source not in begun.first_looks
+            if is_first:
+                begun.first_looks[source] = FirstLook(self._now_ms(), dict(topics))
+                await self._write(encode_first_look(source, begun.first_looks[source]))
+            self._looked_at.add(source)
+            return begun, is_first
+
+    async def nothing_seen(self, source: str) -> None:
+        """The source has nothing that is to be carried. If that is the first look, all that comes has
+        appeared since, and `latest` would skip what it holds by the time that it is seen."""
+        if source not in self._looked_at:
+            await self.first_look(source, {})
 
     async def mark(self, partition: SourcePartition) -> None:
         """Returns when it is on record that the partition has begun. Those that come together are written
@@ -187,10 +202,10 @@ class Beginnings:
                 return  # whoever was before has written it
             marked, self._unmarked = self._unmarked, set()
             try:
-                await self._write(encode_marks(marked))
+                await self._write(encode_marks(marked), lambda: marked | self._unmarked)
             except BaseException:
                 self._unmarked |= marked
                 raise
 
-    async def _write(self, records: list[tuple[bytes, bytes]]) -> None:
-        await self._system.write(self._topic, records, configs=STARTS.configs)
+    async def _write(self, records: list[tuple[bytes, bytes]], waiting: Waiting = tuple) -> None:
+        await self._system.write(self._topic, records, configs=STARTS.configs, waiting=waiting)

@@ -92,7 +92,8 @@ class Delivery(Protocol):
         ...
 
     def standing(self) -> Iterator[tuple[SourcePartition, Failure]]:
-        """The partitions of which nothing is committed though there is something: why, and since when."""
+        """The partitions of which no transaction is committed though there is something: why, and since when.
+        What is written outside of transactions is `SystemRecords`'."""
         ...
 
     def transactions(self) -> TransactionCounts: ...

@@ -13,7 +13,7 @@ import structlog
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.protocol.system_topics import AUDIT_TOPIC, AUDIT_TOPIC_SETTINGS
 from millrace.mirror.config import MirrorConfig
-from millrace.mirror.delivery.system_records import CLUSTER_FAILURES, SystemRecords
+from millrace.mirror.delivery.system_records import CLUSTER_FAILURES, NewFailures, SystemRecords
 from millrace.mirror.gaps.gaps import Gap, GapClass, GapPolicy, gap_event
 
 if TYPE_CHECKING:
@@ -42,13 +42,21 @@ class GapRecords:
         """Returns when the gap's event is durable on the target, however long that takes."""
         key, value = gap_event(self.config.name, gap, await self._target_id())
         self._metrics.count_gap(key, gap.partition.source, gap.gap_class.value)
-        await self._system.write(AUDIT_TOPIC, [(key, value)], partition_of=key, configs=AUDIT_TOPIC_SETTINGS)
+        await self._system.write(
+            AUDIT_TOPIC,
+            [(key, value)],
+            partition_of=key,
+            configs=AUDIT_TOPIC_SETTINGS,
+            waiting=lambda: (gap.partition,),
+        )
 
     async def _target_id(self) -> str:
         """The target's cluster id, "" where it has none. Asks until it is told."""
+        failures = NewFailures()
         while True:
             try:
                 return (await self._target.metadata([])).cluster_id or ""
             except CLUSTER_FAILURES as error:
-                log.warning("cannot ask the target for its id yet", error=str(error))
+                if failures.is_news(error):
+                    log.warning("cannot ask the target for its id yet", error=str(error))
                 await asyncio.sleep(ASK_PAUSE_S)

@@ -25,11 +25,12 @@ Rules, and why:
   must not be led more than five batches past the one that failed (it would not know it again); for a new
   identity and after a long rest, because a broker without state for a producer accepts *any* sequence, so
   a second batch could slip in before a failed first one.
-- Only one is in flight, too, while the timestamps are older than REPLAYED_AFTER_MS: Apache Kafka forgets a
+- Only one is in flight, too, while the timestamps are old (`replayed_after_ms`): Apache Kafka forgets a
   producer by the timestamp of its last batch, not by when it came (`producer.id.expiration.ms`, a day), so
   one that replays old data is forgotten with batches under way, and of these a later one would be taken
-  although an earlier one failed. In a transaction nothing waits for that: nobody is forgotten while his is
-  open, and a row that was taken up in its middle is told by the next sequence, and aborted.
+  although an earlier one failed. A batch that was new when it came may be old when it is sent, so that is
+  judged each time it is. In a transaction nothing waits for that: nobody is forgotten while his is open, and
+  a row that was taken up in its middle is told by the next sequence, and aborted.
 - An out-of-order answer to the first batch of the row means that the broker lost the producer's state: the
   lane asks for a new identity and sends the row again under it.
 """
@@ -48,10 +49,18 @@ from millrace.broker.client.retry import BackOff
 MAX_IN_FLIGHT = 5
 # A broker forgets an idle producer after producer.id.expiration.ms (a day, in tests of others minutes).
 REST_AFTER_MS = 60_000
-# Half of what Apache Kafka has by default.
-REPLAYED_AFTER_MS = 12 * 3_600_000
+# What Apache Kafka has of that by default.
+EXPIRATION_MS = 24 * 3_600_000
+NEVER_MS = -(1 << 63)
 BACK_OFF = BackOff(first_ms=50, limit_ms=5_000)
 SEQUENCE_MODULUS = 1 << 31
+
+
+def replayed_after_ms(expiration_ms: int) -> int:
+    """How old a batch is, at least, behind which nothing else may go out, where a broker forgets its producer
+    at `expiration_ms`: half of that, and no more than by default, for it may be lowered at any moment. A
+    request is given up within the time between the two."""
+    return min(expiration_ms // 2, expiration_ms - REST_AFTER_MS, EXPIRATION_MS // 2)
 
 
 class Outcome(Enum):
@@ -83,15 +92,19 @@ class Item:
         "is_acknowledged",
         "is_replayed",
         "is_unwanted",
+        "newest_ms",
         "record_count",
         "size",
         "was_sent",
     )
 
-    def __init__(self, record_count: int, size: int, *, is_replayed: bool = False) -> None:
+    def __init__(self, record_count: int, size: int, newest_ms: int = 0) -> None:
+        """`newest_ms`: the newest of its records' timestamps. Records without any have -1, and count as older
+        than all others, as they do at the target."""
         self.record_count = record_count
         self.size = size
-        self.is_replayed = is_replayed  # the target may forget the producer of it, once it is its last one
+        self.newest_ms = newest_ms
+        self.is_replayed = False  # when it was sent: the target may forget its producer by it
         self.base_sequence = -1
         self.identity: Identity | None = None
         self.in_flight = False
@@ -164,7 +177,6 @@ class TargetLane(Generic[T]):
         place = self._row.index(item)
         del self._row[place]
         for shift, new in enumerate(instead):
-            new.is_replayed = item.is_replayed
             self._row.insert(place + shift, new)
 
     @property
@@ -173,10 +185,16 @@ class TargetLane(Generic[T]):
         return any(item.was_sent and not item.is_acknowledged for item in islice(self._row, MAX_IN_FLIGHT))
 
     def next_to_send(
-        self, steady_ms: int, max_size: int | None = None, *, only_again: bool = False
+        self,
+        steady_ms: int,
+        max_size: int | None = None,
+        *,
+        only_again: bool = False,
+        replayed_before_ms: int = NEVER_MS,
     ) -> T | None:
         """The batch to send now, stamped with identity and sequence, counted as in flight; or None. With
-        `only_again` none that was never sent before."""
+        `only_again` none that was never sent before. By a batch whose timestamps lie before
+        `replayed_before_ms` (a time of day) the target may forget the producer."""
         if self.needs_identity or steady_ms < self._retry_at_ms or self._in_flight == MAX_IN_FLIGHT:
             return None
         if self._recovering and self._in_flight == 0:
@@ -194,6 +212,7 @@ class TargetLane(Generic[T]):
             self._next_sequence = (self._next_sequence + item.record_count) % SEQUENCE_MODULUS
             item.in_doubt = False
         item.in_flight = item.was_sent = True
+        item.is_replayed = item.newest_ms < replayed_before_ms
         self._in_flight += 1
         self._replayed_in_flight += item.is_replayed
         return item

@@ -5,11 +5,12 @@ Made by `pipeline`, which hears what became of it. Until then it stands in a row
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Protocol
 
 from millrace.broker.errors import KafkaError
-from millrace.broker.protocol.batch import LOG_APPEND_TIME_BIT
+from millrace.broker.protocol.batch import LOG_APPEND_TIME_BIT, MAX_TIMESTAMP_POSITION
 from millrace.mirror.batches.intake import Prepared
 from millrace.mirror.batches.rebatch import Piece
 from millrace.mirror.delivery.lane import Item
@@ -19,6 +20,7 @@ from millrace.mirror.sources.lag import LagSamples
 
 # A record whose creation time is older than this is being replayed: latency cannot be told from it.
 LIVE_DATA_MS = 3_600_000
+_TIMESTAMP = struct.Struct(">q")
 
 
 class Owner(Protocol):
@@ -39,7 +41,9 @@ class Outgoing(Item):
     __slots__ = (
         "batch",
         "corrupt_answers",
+        "fault",
         "frame",
+        "is_looked_at",
         "measured_from",
         "measured_from_ms",
         "offsets",
@@ -59,7 +63,7 @@ class Outgoing(Item):
     ) -> None:
         """`offsets`: the source offset of each record. `measured_from` and its time: where the end-to-end
         latency begins (`metrics`). `frame` stands for the memory that `batch` keeps."""
-        super().__init__(len(offsets), len(batch))
+        super().__init__(len(offsets), len(batch), *_TIMESTAMP.unpack_from(batch, MAX_TIMESTAMP_POSITION))
         self.batch = batch
         self.offsets = offsets
         self.span = span
@@ -68,15 +72,19 @@ class Outgoing(Item):
         self.measured_from = measured_from
         self.frame = frame
         self.corrupt_answers = 0
+        self.is_looked_at = False
+        self.fault: KafkaError | None = None  # `rebatch.fault_of`, once it was looked at
 
     def part(self, piece: Piece, span: Span) -> Outgoing:
         """A half of it, which goes in its place."""
         if piece.batch is None:
             raise RuntimeError("half of a batch is larger than what the target takes of one")
         memory = None if self.frame is None else self.frame.apart(len(piece.batch))
-        return Outgoing(
+        half = Outgoing(
             piece.batch, piece.offsets, span, self.owner, self.measured_from_ms, self.measured_from, memory
         )
+        half.is_looked_at = True  # it was read and written here
+        return half
 
     def leave_answer(self) -> None:
         """Goes on in memory of its own."""

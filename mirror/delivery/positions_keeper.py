@@ -110,8 +110,8 @@ class PositionsKeeper:
 
     async def _waits_for(self) -> str:
         topic, partition = self.positions.topic, self.positions.partition
-        if refused := self._system.refused.get(topic):
-            return f"{topic}-{partition} takes no record ({refused})"
+        if refused := self._system.failures.get((topic, partition)):
+            return f"{topic}-{partition} takes no record ({refused.reason})"
         try:
             found = await open_transactions(self._target, topic, partition)
         except CLUSTER_FAILURES as error:

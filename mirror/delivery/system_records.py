@@ -6,7 +6,8 @@ the other, and after an uncertain failure again under the same producer id and s
 long on its way is a duplicate then, and not the newest record of its keys (KIP-98).
 
 Batches are cut by size, smaller ones where the target says that one is too large. An answer that will be the
-same for ever ends the process (FatalError): whoever waits for the partition would wait for nothing.
+same for ever ends the process (FatalError): whoever waits for the partition would wait for nothing. Any other
+is told until the records are written, as the trouble of each partition that waits for them (`standing`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import asyncio
 import binascii
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TypeAlias
@@ -46,6 +47,8 @@ from millrace.broker.errors import (
 from millrace.broker.protocol.batch import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.broker.protocol.topic_partition import TopicPartition
+from millrace.mirror.topics.routes import SourcePartition
+from millrace.mirror.troubles import Failure, Failures
 
 log = structlog.get_logger("millrace.mirror.delivery.system_records")
 
@@ -67,6 +70,7 @@ BATCH_SIZE = 256 << 10
 # At most, of what a record takes beside key and value.
 RECORD_OVERHEAD = 40
 KeyAndValue: TypeAlias = tuple[bytes, bytes | None]
+Waiting: TypeAlias = Callable[[], Iterable[SourcePartition]]
 WRITE_BACK_OFF = BackOff(first_ms=100, limit_ms=5_000)
 
 
@@ -174,11 +178,12 @@ class SystemRecords:
         self._cluster = cluster
         self._now_ms = now_ms
         self._replication_factor = replication_factor
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks: dict[TopicPartition, asyncio.Lock] = {}
         self._producers: dict[TopicPartition, _Producer] = {}
         self._partition_counts: dict[str, int] = {}
         self._limits: dict[str, int] = {}  # of a batch's size, where a topic takes less than usual
-        self.refused: dict[str, str] = {}  # why a topic does not take what is being written, until it does
+        self.failures: Failures[TopicPartition] = Failures()  # of what is being written, until it is
+        self._waiting: dict[object, tuple[TopicPartition, Waiting]] = {}  # by write that is under way
 
     async def write(
         self,
@@ -189,33 +194,58 @@ class SystemRecords:
         partition: int = 0,
         partitions: int = 1,
         configs: Mapping[str, str],
+        waiting: Waiting = tuple,
     ) -> int:
         """Returns when all in-sync replicas have the records; gives the offset behind the last of them. The
         topic is created when it is missing, with `partitions` partitions. With `partition_of` the partition
-        follows from that key, otherwise it is `partition`."""
-        lock = self._locks.setdefault(f"{topic}-{partition}", asyncio.Lock())
+        follows from that key, otherwise it is `partition`. `waiting` says, whenever it is asked meanwhile,
+        which source partitions wait for it."""
+        where, this_write = (topic, partition), object()
+        self._waiting[this_write] = where, waiting
+        try:
+            async with self._locks.setdefault(where, asyncio.Lock()):
+                return await self._write(where, records, partition_of, partitions, configs)
+        finally:
+            del self._waiting[this_write]
+
+    def standing(self) -> Iterator[tuple[SourcePartition, Failure]]:
+        """The source partitions that wait for what is not taken: why, and since when; once for each topic."""
+        told: dict[tuple[SourcePartition, str], Failure] = {}
+        for where, waiting in self._waiting.values():
+            if (failure := self.failures.get(where)) is not None:
+                reason = f"{where[0]} takes no record of it: {failure.reason}"
+                told |= {(each, where[0]): Failure(reason, failure.since_ms) for each in waiting()}
+        for (partition, _), failure in told.items():
+            yield partition, failure
+
+    async def _write(
+        self,
+        where: TopicPartition,
+        records: Sequence[KeyAndValue],
+        partition_of: bytes | None,
+        partitions: int,
+        configs: Mapping[str, str],
+    ) -> int:
+        topic, partition = where
         failures, failure_count, end = NewFailures(), 0, 0
-        async with lock:
-            limit = self._limits.get(topic, BATCH_SIZE)
-            left = deque(cut_by_size(records, limit))
-            try:
-                while left:
-                    try:
-                        end = await self._attempt(
-                            topic, left[0], partition_of, partition, partitions, configs
-                        )
-                        left.popleft()
-                    except CLUSTER_FAILURES as error:
-                        if (lower := self._limits.get(topic, BATCH_SIZE)) < limit:
-                            limit, left = lower, deque(cut_by_size(chain.from_iterable(left), lower))
-                        if failures.is_news(error):
-                            log.warning("writing again later", topic=topic, error=str(error))
-                        failure_count += 1
-                        self.refused[topic] = str(error)
-                        self._partition_counts.pop(topic, None)
-                        await asyncio.sleep(WRITE_BACK_OFF.delay_ms(failure_count, random.random()) / 1000)
-            finally:
-                self.refused.pop(topic, None)
+        limit = self._limits.get(topic, BATCH_SIZE)
+        left = deque(cut_by_size(records, limit))
+        try:
+            while left:
+                try:
+                    end = await self._attempt(topic, left[0], partition_of, partition, partitions, configs)
+                    left.popleft()
+                except CLUSTER_FAILURES as error:
+                    if (lower := self._limits.get(topic, BATCH_SIZE)) < limit:
+                        limit, left = lower, deque(cut_by_size(chain.from_iterable(left), lower))
+                    if failures.is_news(error):
+                        log.warning("writing again later", topic=topic, error=str(error))
+                    failure_count += 1
+                    self.failures.failed(where, str(error), self._now_ms())
+                    self._partition_counts.pop(topic, None)
+                    await asyncio.sleep(WRITE_BACK_OFF.delay_ms(failure_count, random.random()) / 1000)
+        finally:
+            self.failures.over(where)
         return end
 
     async def _attempt(

@@ -23,7 +23,7 @@ class GapClass(StrEnum):
     TOO_LARGE = "too_large"  # a record larger than the target takes
     REFUSED = "refused"  # the target will not have it as it is
     UNPACKED_TOO_LARGE = "unpacked_too_large"  # its records take more room, unpacked, than is given to any
-    CORRUPT = "corrupt"  # the checksum or the layout is wrong, also after fetching again
+    CORRUPT = "corrupt"  # the checksum or the layout is wrong, also after fetching again, or the records are
     POSITION_LOST = "position_lost"  # it was mirrored before, but its position is gone
 
 

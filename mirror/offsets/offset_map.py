@@ -79,7 +79,7 @@ def map_partition(partition: SourcePartition, count: int) -> int:
     return binascii.crc32(f"{partition.source}/{partition.topic}".encode()) % count
 
 
-class Run(NamedTuple):
+class OffsetRun(NamedTuple):
     """Source offsets `[first, end)`; `target` is that of the first, or UNKNOWN_TARGET."""
 
     first: int
@@ -437,7 +437,7 @@ def decode_chunk(key: ChunkKey, value: bytes) -> Chunk:
     return Chunk(key, head, value[at:])
 
 
-def decode_runs(body: bytes, from_offset: int, base: int) -> Iterator[Run]:
+def decode_runs(body: bytes, from_offset: int, base: int) -> Iterator[OffsetRun]:
     """Raises UnreadableRecord."""
     source, target, at = from_offset, base, 0
     while at < len(body):
@@ -452,7 +452,7 @@ def decode_runs(body: bytes, from_offset: int, base: int) -> Iterator[Run]:
                 moved, at = _varint(body, at)
                 target += (moved >> 1) ^ -(moved & 1)
         if length:
-            yield Run(source, source + length, UNKNOWN_TARGET if kind == _UNKNOWN else target)
+            yield OffsetRun(source, source + length, UNKNOWN_TARGET if kind == _UNKNOWN else target)
             source += length
             if kind != _UNKNOWN:
                 target += length

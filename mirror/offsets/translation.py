@@ -24,7 +24,7 @@ from uuid import UUID
 
 from millrace.broker.errors import UnreadableRecord
 from millrace.broker.protocol.mirror_positions import NO_TOPIC_ID
-from millrace.mirror.offsets.offset_map import Chunk, ChunkKey, Run, decode_runs
+from millrace.mirror.offsets.offset_map import Chunk, ChunkKey, OffsetRun, decode_runs
 from millrace.mirror.topics.routes import TargetPartition
 
 NO_LIMIT = 1 << 63
@@ -155,17 +155,17 @@ class PartitionMap:
         newest = self._index(NO_TOPIC_ID, scope).newest
         return newest.target_end if newest is not None else None
 
-    def _at(self, index: _Index, offset: int, found: Run) -> Translation:
+    def _at(self, index: _Index, offset: int, found: OffsetRun) -> Translation:
         """`found` is what is left, from `offset` on, of the first run that has something at or after it."""
         least = self._least_target(index, offset)
         if found.target < 0 or least < found.target:
             return Translation(Answer.SAFE, least)
         return Translation(Answer.EXACT, found.target)
 
-    def _carried(self, index: _Index, offset: int) -> Run | None:
+    def _carried(self, index: _Index, offset: int) -> OffsetRun | None:
         """The run with the first carried record at or after `offset`, without what is before it; of several
         copies the one with the smallest target offset."""
-        best: Run | None = None
+        best: OffsetRun | None = None
         at = bisect_right(index.chunks, offset, key=lambda chunk: chunk.from_offset)
         for number in self._overlapping(index, at, offset):
             best = _better(best, _first_of(index.chunks[number], offset, index.limits[number]))
@@ -251,7 +251,7 @@ def _build(chunks: list[Chunk], topic_id: UUID, scope: Scope) -> _Index:
     )
 
 
-def _first_of(chunk: Chunk, offset: int, limit: int) -> Run | None:
+def _first_of(chunk: Chunk, offset: int, limit: int) -> OffsetRun | None:
     """What is left, from `offset` on, of the chunk's first run that ends behind it."""
     runs = _runs_of(chunk)
     at = bisect_right(runs, offset, key=_end_of)
@@ -261,7 +261,7 @@ def _first_of(chunk: Chunk, offset: int, limit: int) -> Run | None:
     skipped = max(0, offset - run.first)
     if run.first + skipped >= limit:
         return None
-    return Run(run.first + skipped, run.end, run.target + skipped if run.target >= 0 else run.target)
+    return OffsetRun(run.first + skipped, run.end, run.target + skipped if run.target >= 0 else run.target)
 
 
 def _known_end_before(chunk: Chunk, offset: int) -> int:
@@ -276,11 +276,11 @@ def _has_any_below(chunk: Chunk, limit: int) -> bool:
     return limit == NO_LIMIT or _runs_of(chunk)[0].first < limit
 
 
-def _end_of(run: Run) -> int:
+def _end_of(run: OffsetRun) -> int:
     return run.end
 
 
-def _better(one: Run | None, other: Run | None) -> Run | None:
+def _better(one: OffsetRun | None, other: OffsetRun | None) -> OffsetRun | None:
     if one is None or other is None:
         return one or other
     if one.first != other.first:
@@ -290,10 +290,10 @@ def _better(one: Run | None, other: Run | None) -> Run | None:
     return one if one.target <= other.target else other
 
 
-def _runs_of(chunk: Chunk) -> tuple[Run, ...]:
+def _runs_of(chunk: Chunk) -> tuple[OffsetRun, ...]:
     return _decoded(chunk.body, chunk.from_offset, chunk.head.base)
 
 
 @lru_cache(maxsize=64)
-def _decoded(body: bytes, from_offset: int, base: int) -> tuple[Run, ...]:
+def _decoded(body: bytes, from_offset: int, base: int) -> tuple[OffsetRun, ...]:
     return tuple(decode_runs(body, from_offset, base))

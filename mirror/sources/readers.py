@@ -6,9 +6,7 @@ Held by `worker`, told of new settings by it. Who takes a source away has given 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-
-import structlog
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.protocol.mirror_positions import Position
@@ -16,10 +14,6 @@ from millrace.mirror.config import MirrorConfig, SourceConfig
 from millrace.mirror.sources.fetch_memory import FetchBudget
 from millrace.mirror.sources.source import SourceReader
 from millrace.mirror.topics.routes import SourcePartition
-
-log = structlog.get_logger("millrace.mirror.sources.readers")
-
-FIRST_LOOK_S = 5.0
 
 
 class Readers(Mapping[str, SourceReader]):
@@ -75,6 +69,7 @@ class Readers(Mapping[str, SourceReader]):
     async def remove(self, name: str) -> None:
         """Ends its reading and closes its connections."""
         reader = self._readers.pop(name)
+        reader.has_looked.set()  # or who waits for that would for ever
         if (task := self._running.pop(name, None)) is not None:
             task.cancel()
             await asyncio.wait([task])
@@ -88,22 +83,3 @@ class Readers(Mapping[str, SourceReader]):
                 if source.security != reader.config.security:
                     reader.cluster.take_security(source.security)
                 reader.reconfigure(source, config.fetch, config.discovery_interval_ms)
-
-    async def widths(self, names: Iterable[str]) -> dict[str, dict[str, int]]:
-        """What these sources have now of what is to be carried: topics with their numbers of partitions. The
-        leader has looked at them; this worker may still be about to, or find them away (left out)."""
-        readers = [self._readers[name] for name in names if name in self._readers]
-        try:
-            async with asyncio.timeout(FIRST_LOOK_S):
-                await asyncio.gather(*(reader.has_looked.wait() for reader in readers))
-        except TimeoutError:
-            log.warning(
-                "no first look at all sources in time; what appears later begins with its first record"
-            )
-        return {
-            reader.name: {
-                topic.name: max(topic.partitions, default=-1) + 1 for topic in reader.selected_topics()
-            }
-            for reader in readers
-            if reader.view is not None
-        }

@@ -115,7 +115,7 @@ class SourceReader:
         self._loops: dict[Way, FetchLoop] = {}
         self._look_again = asyncio.Event()
         self._has_new_view = asyncio.Event()
-        self.has_looked = asyncio.Event()  # once `view` is there
+        self.has_looked = asyncio.Event()  # once `view` is there, or the source is read no more
         self._tasks = asyncio.TaskGroup()
 
     # --- what is carried -------------------------------------------------------------------------
@@ -129,6 +129,10 @@ class SourceReader:
             for name, topic in sorted(self.view.topics.items())
             if not topic.internal and self.selector.selects(name)
         ]
+
+    def widths(self) -> dict[str, int]:
+        """These topics, with their numbers of partitions."""
+        return {each.name: max(each.partitions, default=-1) + 1 for each in self.selected_topics()}
 
     def add(self, pipeline: PartitionPipeline) -> None:
         self._pipelines[pipeline.partition.topic, pipeline.partition.partition] = pipeline
@@ -183,6 +187,14 @@ class SourceReader:
         self._bucket.set_rate(bytes_per_second, self._now_ms())
         for loop in self._loops.values():
             loop.changed.set()
+
+    async def seen(self, coming: Iterable[PartitionPipeline]) -> None:
+        """Returns once there was a look at the source, however late; until then these cannot begin."""
+        if not self.has_looked.is_set():
+            for each in coming:
+                key = (each.partition.topic, each.partition.partition)
+                self.failures.failed(key, "it cannot begin: its source was never reached", self._now_ms())
+        await self.has_looked.wait()
 
     async def begin(
         self, pipeline: PartitionPipeline, known: Position | None, *, is_lost: bool, start: str | int

@@ -38,6 +38,9 @@ SAMPLE_TIMEOUT_S = 5.0
 # Said this often in a row, it is the epoch of what was fetched that the source does not know.
 MAX_UNEXPLAINED = 3
 UNEXPLAINED_PAUSE_MS = 5_000
+ANEW = 0
+"""Where a topic that was made anew goes on: what retention has taken of it by then, maybe long after it was
+looked at, is a gap of its own."""
 
 
 class SourceLogs:
@@ -99,7 +102,7 @@ class SourceLogs:
             if is_other:
                 reason = "the position is of another topic or cluster of this name"
                 following = max(known.next_offset, known.log_end)
-                pipeline.at_gap(GapClass.RECREATED, following, reason, resume_at=earliest, origin=origin)
+                pipeline.at_gap(GapClass.RECREATED, following, reason, resume_at=ANEW, origin=origin)
         else:
             offset = earliest if start == "earliest" else latest
             if isinstance(start, int):
@@ -150,7 +153,7 @@ class SourceLogs:
                 GapClass.RECREATED,
                 max(offset, pipeline.lag.log_end),
                 "the topic was deleted and created again",
-                resume_at=earliest,
+                resume_at=ANEW,
                 origin=origin,
             )
         elif is_of_id:
@@ -165,7 +168,7 @@ class SourceLogs:
                 max(offset, pipeline.lag.log_end),
                 f"the topic was deleted and created again: its log ends at {latest} in leader epoch "
                 f"{leader_epoch}, in which more was fetched",
-                resume_at=earliest,
+                resume_at=ANEW,
                 origin=origin,
             )
         elif offset > latest:
@@ -231,7 +234,7 @@ class SourceLogs:
             GapClass.RECREATED,
             max(offset, pipeline.lag.log_end),
             "the source has never seen the leader epoch of what was fetched: its log is another one",
-            resume_at=earliest,
+            resume_at=ANEW if pipeline.origin.topic_id == NO_TOPIC_ID else earliest,
         )
 
     async def _leave_unexplained(self, pipeline: PartitionPipeline, earliest: int) -> None:

@@ -102,8 +102,8 @@ class TargetTopics:
         self._one_at_a_time = asyncio.Lock()
 
     def max_batch_size(self, topic: str) -> int:
-        """The target's max.message.bytes for a topic. While that is not known, or may not be asked, there is
-        none: the target itself says what is too large, and nothing is given up by a guess."""
+        """The target's max.message.bytes for a topic. While that is not known, or may not be asked (any
+        more), there is none: the target itself says what is too large, and nothing is given up by a guess."""
         return self._max_batch_size.get(topic, NO_LIMIT)
 
     def has_partition(self, target: TargetPartition) -> bool:
@@ -331,12 +331,15 @@ class TargetTopics:
             if isinstance(found, dict):
                 self._note_limit(name, found)
             else:
+                self._max_batch_size.pop(name, None)  # it may have been raised since
                 self._say("limit", name, "the target's limits cannot be read", str(found))
 
     def _note_limit(self, name: str, configs: dict[str, ConfigValue]) -> None:
         limit = configs.get(LIMIT_KEY)
         if limit is not None and limit.value is not None:
             self._max_batch_size[name] = int(limit.value)
+        else:
+            self._max_batch_size.pop(name, None)
         self._limits_read_at_ms[name] = self._steady_ms()
 
     # --- saying things once ----------------------------------------------------------------------

@@ -252,6 +252,24 @@ def list_offsets(version: int, *timestamps: int, partition: int = 0, topic: str 
     )
 
 
+def delete_records(*offsets: int, partition: int = 1) -> Any:
+    asked = [{"partition_index": partition, "offset": offset} for offset in offsets]
+
+    def codes(response: Any) -> list[int]:
+        return [part.error_code for each in response.topics for part in each.partitions]
+
+    return ask(Api.DELETE_RECORDS, 2, codes, topics=[{"name": TOPIC, "partitions": asked}], timeout=5_000)
+
+
+def widen(*counts: int) -> Any:
+    wanted = [{"name": TOPIC, "count": count, "assignments": None} for count in counts]
+
+    def codes(response: Any) -> list[int]:
+        return [each.error_code for each in response.results]
+
+    return ask(Api.CREATE_PARTITIONS, 3, codes, topics=wanted, timeout=5_000, validate_only=True)
+
+
 def here(partition: int = 0, offset: int = 0, **options: Any) -> PartitionFetch:
     return PartitionFetch(options.pop("topic", TOPIC), partition, offset, 1 << 20, **options)
 
@@ -292,6 +310,8 @@ CASES: dict[str, Any] = {
     "list offsets: -4 in version 8": list_offsets(8, -4),
     "list offsets: -5 in version 9": list_offsets(9, -5),
     "list offsets: -10": list_offsets(9, -10),
+    "delete records: twice": delete_records(0, 0),
+    "create partitions: twice": widen(3, 4),
     "bytes: http": (b"GET / HTTP/1.1\r\nHost: broker\r\n\r\n", lambda _answer: (0,)),
     "bytes: tls": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(600), lambda _answer: (0,)),
     "bytes: two gigabytes": raw(b"", 2_000_000_000),
@@ -365,6 +385,7 @@ DIFFERENCES: dict[str, Apart[Outcome]] = {
     },
     "batch: bytes behind the batch": Apart("bytes-behind-a-batch", kafka=(0,), millrace=INVALID_RECORD),
     "produce: twice": Apart("partition-twice", kafka=(0,), millrace=(42, 42)),
+    "delete records: twice": Apart("deleted-from-twice", kafka=(0,), millrace=(42, 42)),
     "batch: offset delta of a record": Apart("offsets-within-a-batch", kafka=(0,), millrace=INVALID_RECORD),
     "header: client id of -7": Apart("negative-lengths", kafka=(0,), millrace="closed"),
     "body: -7 topics": Apart("negative-lengths", kafka=(0,), millrace="closed"),

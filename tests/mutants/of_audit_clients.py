@@ -251,4 +251,75 @@ OF_AUDIT_CLIENTS = (
             "::test_a_connection_of_their_own_that_broke_is_followed_by_another",
         ),
     ),
+    Mutant(
+        name="journal-known-by-its-device",
+        promise="A volume that is attached under another device number has the same journal.",
+        file="audit/clients/journal.py",
+        rule='_birth(descriptor), _system_id("/etc/machine-id"))',
+        instead='os.fstat(descriptor).st_dev, _system_id("/etc/machine-id"))',
+        red=(
+            f"{UNIT}/test_journal.py"
+            "::test_a_volume_that_is_attached_under_another_device_number_has_the_same_journal",
+        ),
+    ),
+    Mutant(
+        name="number-taken-after-the-end",
+        promise="No number of a stream is given out after its last report, whichever window was looked up.",
+        file="audit/clients/session.py",
+        rule="len(list(self.current.numbers))",
+        instead="length_hint(self.current.numbers)",
+        red=(
+            f"{UNIT}/test_session.py::test_a_number_that_the_end_of_a_stream_took_back_is_nobodys",
+            f"{UNIT}/test_session.py"
+            "::test_numbers_taken_without_the_lock_have_no_holes_and_are_counted_in_their_windows",
+        ),
+    ),
+    Mutant(
+        name="journal-held-by-a-child",
+        promise="A journal whose owner was killed is free, whatever children the owner has forked.",
+        file="audit/clients/journal.py",
+        rule="fcntl.lockf(file",
+        instead="fcntl.flock(file",
+        red=(f"{UNIT}/test_journal.py::test_the_child_of_a_killed_owner_does_not_hold_its_lock",),
+    ),
+    Mutant(
+        name="journal-unlocked-by-growing",
+        promise="A journal that grows stays its owner's alone.",
+        file="audit/clients/journal.py",
+        rule="        self._map.resize(self._size)",
+        instead="        self._map.close()\n"
+        "        os.truncate(self._file.fileno(), self._size)\n"
+        "        self._map = mmap.mmap(self._file.fileno(), self._size)",
+        red=(
+            f"{UNIT}/test_journal.py"
+            "::test_a_journal_that_this_process_has_stays_locked_when_it_is_asked_for_again",
+        ),
+    ),
+    Mutant(
+        name="promise-broken-by-a-clock",
+        promise="No record of a stream is older than what the stream has promised, whatever the clock does.",
+        file="audit/clients/open_streams.py",
+        rule="            if promise_ms is not None and created_ms < promise_ms:\n",
+        instead="            if False:\n",
+        red=(
+            "tests/cluster/test_audited_producer.py"
+            "::test_a_clock_that_jumped_ahead_and_was_set_right_changes_no_time_of_a_record",
+        ),
+    ),
+    Mutant(
+        name="promise-broken-by-a-moment",
+        promise="No record takes the time of an earlier one that its stream has promised to be over.",
+        file="audit/clients/session.py",
+        rule="            self._end_run()  # The clock",
+        instead="            pass  # The clock",
+        red=(f"{UNIT}/test_session.py::test_a_moment_that_a_promise_has_passed_gives_no_number_to_anyone",),
+    ),
+    Mutant(
+        name="refused-report-keeps-others-back",
+        promise="A report that is refused keeps no other one back.",
+        file="audit/clients/event_publisher.py",
+        rule="kafka_error(refusal))\n                unsent.pop(0)\n",
+        instead="kafka_error(refusal))\n                    return\n                unsent.pop(0)\n",
+        red=(f"{UNIT}/test_refused_reports.py::test_a_report_that_is_refused_keeps_no_other_one_back",),
+    ),
 )

@@ -87,4 +87,99 @@ OF_MIRROR_LOGS = (
             f"{UNIT}/test_let_pass.py::test_truncation_is_asked_about_until_it_is_on_record_and_anew_after_that",
         ),
     ),
+    Mutant(
+        name="offset-out-of-range-asked-for-without-end",
+        promise="Where an offset within its log is out of range, histories are compared, and it is cut.",
+        file="mirror/sources/source_logs.py",
+        rule="        if count < MAX_UNEXPLAINED or pipeline",
+        instead="        if count > 0 or pipeline",
+        red=(
+            f"{UNIT}/test_source_answers.py"
+            "::test_log_that_was_restored_from_a_backup_is_cut_where_histories_part",
+        ),
+    ),
+    Mutant(
+        name="other-history-taken-for-another-log",
+        promise="Where two histories have a beginning in common, only what lies behind it is a gap.",
+        file="mirror/sources/source_logs.py",
+        rule='        self._at_parting(pipeline, parted, earliest, "the source\'s log goes on")\n',
+        instead='        self._at_parting(pipeline, None, earliest, "the source\'s log goes on")\n',
+        red=(
+            f"{UNIT}/test_source_answers.py"
+            "::test_log_that_was_restored_from_a_backup_is_cut_where_histories_part",
+        ),
+    ),
+    Mutant(
+        name="offset-not-found-is-another-history",
+        promise="A source that does not find an offset, and knows what was fetched, has no other history.",
+        file="mirror/sources/source_logs.py",
+        rule="        if parted is not None and parted[0] >= offset:\n",
+        instead="        if parted is not None and parted[0] > offset:\n",
+        red=(
+            f"{UNIT}/test_store_away.py::test_offset_within_its_log_that_a_source_does_not_find_makes_no_gap",
+        ),
+    ),
+    Mutant(
+        name="topic-made-anew-is-a-shorter-one",
+        promise="Where topics have no ids, a log that is shorter in its leader's own epoch is another one.",
+        file="mirror/sources/source_logs.py",
+        rule="        elif offset > latest and 0 <= leader_epoch <= pipeline",
+        instead="        elif offset > latest and 0 <= leader_epoch < 0 <= pipeline",
+        red=(
+            f"{UNIT}/test_topics_without_ids.py"
+            "::test_log_that_became_shorter_without_a_new_leader_epoch_was_made_anew",
+        ),
+    ),
+    Mutant(
+        name="unknown-epoch-passes",
+        promise="A log that never had the leader epoch of what was fetched is not fetched from as the same.",
+        file="mirror/sources/histories.py",
+        rule="            if epoch < 0 and key not in keeping:\n",
+        instead="            if epoch < 0:\n",
+        red=(
+            f"{UNIT}/test_topics_without_ids.py"
+            "::test_log_that_never_had_the_epoch_of_what_was_fetched_is_another_one",
+        ),
+    ),
+    Mutant(
+        name="lost-position-begins-anew",
+        promise="A partition that was begun and whose position is gone is a gap, not a new beginning.",
+        file="mirror/delivery/beginnings.py",
+        rule="            positions.unreadable |= lost\n",
+        instead="            pass\n",
+        red=(
+            f"{UNIT}/test_beginnings.py::test_position_that_is_gone_is_lost_wherever_a_first_run_would_begin",
+        ),
+    ),
+    Mutant(
+        name="first-look-that-is-older-than-the-positions",
+        promise="Where a source has positions its first look is read behind them.",
+        file="mirror/delivery/beginnings.py",
+        rule="        if (sources & seen) - begun.first_looks.keys():\n",
+        instead="        if not sources:\n",
+        red=(f"{UNIT}/test_beginnings.py::test_worker_that_begins_while_another_does_begins_as_the_other",),
+    ),
+    Mutant(
+        name="new-source-topic-inherits-position",
+        promise="The position in a topic that was re-created means nothing in the new one.",
+        file="mirror/sources/source_logs.py",
+        rule="return NO_TOPIC_ID not in (before.topic_id, now.topic_id) and before.topic_id != now.topic_id",
+        instead="return False",
+        red=(
+            f"{UNIT}/test_source_answers.py::test_another_topic_of_the_name_is_found_at_once",
+            f"{UNIT}/test_source_bounds.py"
+            "::test_position_of_another_topic_is_a_gap_up_to_the_end_that_was_known",
+        ),
+    ),
+    Mutant(
+        name="retention-of-a-new-topic-untold",
+        promise="What retention took of a topic made anew is a gap of its own.",
+        file="mirror/sources/source_logs.py",
+        rule="following, reason, resume_at=ANEW, origin",
+        instead="following, reason, resume_at=earliest, origin",
+        red=(
+            "tests/unit/mirror/test_source_bounds.py"
+            "::test_what_retention_took_of_a_topic_made_anew_is_a_gap_of_its_own",
+        ),
+    ),
 )

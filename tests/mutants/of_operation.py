@@ -14,28 +14,6 @@ OF_OPERATION = (
         red=("tests/unit/deploy/test_sandbox.py::test_folder_that_is_not_a_sandboxs_is_never_deleted",),
     ),
     Mutant(
-        name="unreadable-state-written-over",
-        promise="A partition's state that nobody can read is left as it is.",
-        file="broker/coordination/picture.py",
-        rule="                if not partition.is_unreadable\n",
-        instead="",
-        red=(
-            "tests/unit/coordination/test_controllers_own_writes.py"
-            "::test_a_state_that_cannot_be_read_is_left_as_it_is",
-        ),
-    ),
-    Mutant(
-        name="one-state-holds-up-all",
-        promise="A state that is not as the controller read it keeps no other partition without a leader.",
-        file="broker/coordination/controller_runner.py",
-        rule="_OVERTAKEN = (VersionConflict, NodeExists, NodeMissing)",
-        instead="_OVERTAKEN = (VersionConflict,)",
-        red=(
-            "tests/unit/coordination/test_controllers_own_writes.py"
-            "::test_a_state_that_is_there_unknown_or_gone_holds_up_no_other",
-        ),
-    ),
-    Mutant(
         name="time-before-1970-taken",
         promise="A time before 1970 is refused: -1 would be the end, and the history skipped in silence.",
         file="broker/times.py",

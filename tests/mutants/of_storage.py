@@ -428,4 +428,66 @@ OF_STORAGE = (
             "::test_batch_that_java_consumers_do_not_read_is_not_stored",
         ),
     ),
+    Mutant(
+        name="middle-segment-taken-for-a-hole",
+        promise=(
+            "A segment that is missing in the middle of a compacted log is not taken for a compaction's hole."
+        ),
+        file="broker/storage/offset_holes.py",
+        rule="            if is_as_left:\n",
+        instead="            if False:\n",
+        red=(
+            "tests/unit/storage/test_missing_ends.py"
+            "::test_a_segment_that_is_missing_in_the_middle_is_no_hole_of_a_compaction",
+        ),
+    ),
+    Mutant(
+        name="hole-of-a-truncation-unwritten",
+        promise=(
+            "A hole that a truncation leaves between two segments is written down before it is "
+            "made: no damage."
+        ),
+        file="broker/storage/log_reshaping.py",
+        rule="        _write_holes(log, (active.next_offset, log.start_offset))\n",
+        instead="        _write_holes(log)\n",
+        red=(
+            "tests/unit/storage/test_missing_ends.py"
+            "::test_a_hole_that_a_truncation_leaves_between_segments_is_no_damage",
+        ),
+    ),
+    Mutant(
+        name="hole-of-a-merge-unwritten",
+        promise="Empty segments of another program that are merged leave no damage.",
+        file="broker/storage/log_reshaping.py",
+        rule="            _write_holes(log, *([(ends, reaches)] if ends < reaches else ()))\n",
+        instead="            _write_holes(log)\n",
+        red=(
+            "tests/unit/storage/test_missing_ends.py"
+            "::test_empty_segments_of_others_that_are_merged_leave_no_damage",
+        ),
+    ),
+    Mutant(
+        name="holes-of-others-are-damage",
+        promise=(
+            "In a folder that another program has used nothing is called damage for a hole that "
+            "it may have made."
+        ),
+        file="broker/storage/data_folder.py",
+        rule="            self.is_as_left = self._signed == self._digest()\n",
+        instead="            self.is_as_left = True\n",
+        red=(
+            "tests/unit/storage/test_missing_ends.py"
+            "::test_a_hole_that_another_may_have_made_is_let_stand_from_then_on",
+        ),
+    ),
+    Mutant(
+        name="holes-that-were-cut-off-stand",
+        promise="A hole that was cut off is not told of any more, for its offsets are given again.",
+        file="broker/storage/offset_holes.py",
+        rule="(start, min(end, offset)) for start, end in self._between if start < offset",
+        instead="(start, end) for start, end in self._between if start < offset",
+        red=(
+            "tests/unit/storage/test_missing_ends.py::test_holes_that_are_cut_off_are_not_told_of_any_more",
+        ),
+    ),
 )

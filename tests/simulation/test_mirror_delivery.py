@@ -32,6 +32,7 @@ from tests import seeds
 from tests.simulation import histories
 
 HISTORY_COUNT = seeds.runs(500)
+OLD_BEFORE_MS = 1_000
 SOURCES = ("ewr", "jfk")
 Record = tuple[str, int]
 
@@ -108,7 +109,7 @@ class Batch(Item):
         *,
         is_replayed: bool = False,
     ) -> None:
-        super().__init__(len(offsets), size or len(offsets), is_replayed=is_replayed)
+        super().__init__(len(offsets), size or len(offsets), OLD_BEFORE_MS - is_replayed)
         self.source = source
         self.offsets = offsets
         self.span = span
@@ -196,7 +197,7 @@ class History:
         self.lane.enqueue(Batch(source, offsets, span, assignment, is_replayed=is_replayed))
 
     def send(self) -> None:
-        batch = self.lane.next_to_send(self.now_ms)
+        batch = self.lane.next_to_send(self.now_ms, replayed_before_ms=OLD_BEFORE_MS)
         if batch is not None:
             assert batch.identity is not None
             assert self.lane.in_flight <= 5

@@ -95,6 +95,12 @@ DIFFERENCES: dict[str, Difference] = {
         millrace="INVALID_REQUEST",
         why="what was sent is stored whole or refused",
     ),
+    "deleted-from-twice": Difference(
+        subject="a partition that stands twice in one DeleteRecords request",
+        kafka="the last offset counts",
+        millrace="INVALID_REQUEST",
+        why="what is deleted is gone, and which offset was meant nobody can tell",
+    ),
     "offsets-within-a-batch": Difference(
         subject="a produced batch whose records do not count 0, 1, 2 …",
         kafka="stores it",

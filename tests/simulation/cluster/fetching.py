@@ -68,9 +68,9 @@ class Fetching:
         if self._fetching[number] == token:
             self.fetch(number)
 
-    def _position(self, number: int) -> following.Position:
+    def _position(self, number: int) -> following.FollowerState:
         replica, log = self._broker.replicas[number], self._broker.logs[number]
-        return following.Position(
+        return following.FollowerState(
             replica.leader_epoch, log.start_offset, log.end_offset, replica.high_watermark
         )
 

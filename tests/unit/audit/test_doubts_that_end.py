@@ -1,4 +1,5 @@
-"""What was gone before the audit's first look excuses what was in it, and nothing that came long after."""
+"""What was gone before the audit's first look excuses what was in it, and nothing that came long after; and a
+gap excuses what is in it, and nothing beside it, whenever the audit read it."""
 
 from __future__ import annotations
 
@@ -6,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from millrace.audit.contract.events import GapEvent
 from millrace.audit.reconciliation.verdicts import Verdict, WindowVerdict
-from tests.unit.audit.trap_scene import Scene, Stream
+from tests.unit.audit.trap_scene import Scene, Stream, row
+from tests.unit.audit.trap_scenes import MIRROR_HOP
 
 MANY_DAYS_MS = 300 * 86_400_000
 
@@ -65,3 +68,17 @@ def test_a_producer_that_sets_creation_times_itself_may_have_dated_what_expired_
     stream = looked_at_late(scene, "agg", promises=False)
     found = loses(scene, stream, "agg")
     assert (found.verdict, found.missing, found.unknown) == (Verdict.UNKNOWN, {}, ((5, 5),))
+
+
+def test_a_loss_beside_a_gap_is_one_also_where_the_audit_read_before_the_mirror_told_anything(scene):
+    """What it kept then would lie across the gap for good."""
+    stream = Stream(scene)
+    stream.send(5)
+    stream.close()
+    scene.later()
+    assert row(scene.audit(), stream).in_flight == {MIRROR_HOP: ((1, 5),)}
+    scene.publish(GapEvent("m-agg", "ewr", "flights", 0, 1, 3, "too_large", scene.now_ms), "ewr", surely=True)
+    scene.carry(without=(2, 3, 5))
+    scene.later()
+    found = row(scene.audit(), stream)
+    assert (found.explained, found.missing) == ({"too_large": ((2, 3),)}, {MIRROR_HOP: ((5, 5),)})

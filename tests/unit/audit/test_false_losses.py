@@ -71,8 +71,9 @@ def test_nor_the_records_that_came_after_the_audit_had_noticed(tmp_path):
 
 
 def test_a_retry_into_a_log_that_was_cut_short_is_one_record(tmp_path):
-    """Its first copy was read, and went with the old leader, as did the answer."""
-    scene = Scene(tmp_path)
+    """Its first copy was read, and went with the old leader, as did the answer. (Before its mirror told a
+    position nothing of a source is kept, but where the mirror is another's.)"""
+    scene = Scene(tmp_path, foreign=True)
     stream = Stream(scene)
     records = stream.send(2, fate="pending")
     scene.later(10)
@@ -100,6 +101,26 @@ def test_an_aggregate_that_was_made_anew_and_filled_again_holds_every_record_onc
     assert row(scene.audit(), stream).verdict is Verdict.PROVEN
     scene.make_topic("agg", "flights", 2)
     mirror_comes_back(scene)
+    found = row(scene.audit(), stream)
+    assert (found.verdict, found.duplicates) == (Verdict.UNKNOWN, {})
+
+
+@pytest.mark.parametrize("skew_ms", [1_500, 5_000])
+def test_and_so_it_does_for_a_producer_whose_clock_is_ahead(tmp_path, skew_ms):
+    """Its windows begin after the topic was made anew, by its own clock."""
+    scene = Scene(tmp_path)
+    stream = Stream(scene, skew_ms=skew_ms)
+    stream.send(4)
+    stream.close()
+    scene.carry()
+    scene.later(100)
+    scene.audit()
+    scene.make_topic("agg", "flights", 2)
+    scene.mirrors[0].lanes[scene.source().place].carried = 0
+    scene.carry()
+    scene.later(100)
+    scene.audit()
+    scene.later(10_000)
     found = row(scene.audit(), stream)
     assert (found.verdict, found.duplicates) == (Verdict.UNKNOWN, {})
 

@@ -12,6 +12,8 @@ from millrace.audit.contract.header import (
     encode_identity,
     encode_prefix,
     encode_producer_name,
+    identity_packer,
+    identity_suffix,
     window_start_ms,
 )
 
@@ -24,6 +26,8 @@ def test_an_identity_comes_back_as_it_was_written(stream, sequence, created_ms, 
     value = encode_identity(encode_prefix(stream), sequence, created_ms, encode_producer_name(name))
     assert decode_identity(value) == RecordIdentity(stream, sequence, created_ms, name)
     assert len(value) == FIXED_SIZE + len(name.encode())
+    suffix = identity_suffix(created_ms, name.encode())
+    assert identity_packer(name.encode())(encode_prefix(stream), sequence, suffix) == value
 
 
 def test_the_layout_is_the_documented_one():

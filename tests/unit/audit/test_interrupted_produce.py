@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import sys
 import threading
 import time
@@ -19,7 +18,7 @@ from millrace.audit.clients.session import StreamSession
 from millrace.audit.clients.told_stream import ProducerIdentity
 from millrace.audit.contract.content_digest import record_digest
 from millrace.audit.contract.events import CountEvent, EventLedger, encode_event
-from millrace.audit.contract.header import HEADER_KEY
+from millrace.audit.contract.header import HEADER_KEY, identity_packer
 from millrace.audit.producer import _NOT_TAKEN, AuditedProducer
 from tests.unit.audit.interruptions import handled_by, interrupted_after, interrupting
 
@@ -41,7 +40,7 @@ def produce(stream, monkeypatch, outcome, lock=None):
     fake = SimpleNamespace(
         _streams={"flights": stream}, _default_callback=None, _content=False,
         _does_more=lock is not None, _preparation=None, _transaction_lock=lock,
-        _pack_identity=struct.Struct(">9sQ6s").pack,
+        _pack_identity=identity_packer(b""),
         _delivery_reports=DeliveryReports(None, sent_once=False),
         _number=lambda topic, timestamp: (stream, *stream.assign(timestamp), timestamp, b"12345 "),
         _new_destination=lambda *_: Destination(print, False),

@@ -5,21 +5,25 @@ The rules alone, then the whole audit but Spark and sockets, over one source, on
 
 from __future__ import annotations
 
+import asyncio
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from millrace.audit.contract.events import EventLedger
-from millrace.audit.keeping.state import Commit, ReadPosition
+from millrace.audit.keeping.state import Commit, ReadPosition, UnreadNote
 from millrace.audit.reconciliation.verdicts import Verdict
 from millrace.audit.runs.capture import Capture
-from millrace.audit.runs.log_history import epoch_at, holds_to, parts_at, until
-from millrace.audit.runs.partition_pins import PartitionPin
+from millrace.audit.runs.log_history import holds_to, parts_at, until
+from millrace.audit.runs.partition_pins import PartitionPin, ends_and_epochs
 from millrace.audit.runs.reading_plan import read_until
-from millrace.audit.runs.resuming import resume
+from millrace.audit.runs.resuming import position_at, resume
 from millrace.audit.spark.task_plan import OffsetRange
+from millrace.broker.client import leader_epochs
 from millrace.broker.client.leader_epochs import MOST_EPOCHS, Walk
+from millrace.broker.client.offsets import EARLIEST
 from tests import seeds
 from tests.unit.audit.trap_scene import Scene, Stream, row
 
@@ -68,23 +72,25 @@ def test_a_leader_that_does_not_know_its_own_epoch_yet_tells_nothing():
     assert walk.asks is None and walk.found == ()
 
 
-def test_two_logs_are_one_up_to_the_first_offset_of_another_epoch():
+def test_two_logs_are_one_up_to_where_one_leaves_their_newest_common_epoch():
     ours = ((1, 0), (2, 100))
-    assert parts_at(ours, ((1, 0), (2, 100), (3, 150)), 0, 150) is None
-    assert parts_at(ours, ((1, 0), (2, 100), (3, 140)), 0, 150) == 140
-    assert parts_at(ours, ((1, 0), (3, 60)), 0, 150) == 60
-    assert parts_at(ours, ((1, 0), (3, 110)), 0, 150) == 100, "it had written on in epoch 1 without us"
-    assert parts_at(ours, ((3, 0),), 40, 150) == 40, "below the log's start nothing can be said"
-    assert parts_at(ours, ((3, 0),), 150, 150) is None
-    assert parts_at((), ((3, 0),), 0, 150) is None and parts_at(ours, (), 0, 150) is None
+    assert parts_at(ours, 150, ((1, 0), (2, 100), (3, 150))) is None
+    assert parts_at(ours, 150, ((1, 0), (2, 100), (3, 140))) == 140
+    assert parts_at(ours, 150, ((1, 0), (3, 60))) == 60
+    assert parts_at(ours, 150, ((1, 0), (3, 110))) == 100, "it had written on in epoch 1 without us"
+    assert parts_at(ours, 150, ((3, 40),)) == 40, "what is left of the log is another one"
+    assert parts_at(ours, 150, ((3, 150),)) is None
+    assert parts_at((), 150, ((3, 0),)) is None and parts_at(ours, 150, ()) is None
+    assert parts_at(((1, 0), (9, 60)), 150, ((1, 0), (5, 50))) == 50, "restored from a backup"
+    assert parts_at(((9, 60),), 150, ((1, 0), (5, 50))) == 0, "nothing that both agree on is known"
 
 
 def test_an_epoch_that_begins_later_in_a_copy_was_compacted_there():
     """A replica that was made since has no batch of what compaction had taken, and knows nothing of it."""
     whole, compacted = ((0, 0), (1, 100)), ((0, 0), (1, 137))
-    assert parts_at(whole, compacted, 0, 200) is None and parts_at(compacted, whole, 0, 200) is None
-    assert parts_at(whole, (*compacted, (2, 150)), 0, 200) == 150
-    assert parts_at(whole, ((0, 0), (2, 137)), 0, 200) == 100
+    assert parts_at(whole, 200, compacted) is None and parts_at(compacted, 200, whole) is None
+    assert parts_at(whole, 200, (*compacted, (2, 150))) == 150
+    assert parts_at(whole, 200, ((0, 0), (2, 137))) == 100
 
 
 def test_random_histories_part_where_their_records_do():
@@ -106,14 +112,145 @@ def test_random_histories_part_where_their_records_do():
             histories.append(tuple((log[n], n) for n in firsts))
         both = min(map(len, logs))
         truth = next((n for n in range(both) if logs[0][n] != logs[1][n]), None)
-        assert parts_at(*histories, 0, both) == truth, f"seed {seed}: {logs}"
-        assert [epoch_at(histories[0], n) for n in range(len(logs[0]))] == logs[0], f"seed {seed}"
+        assert parts_at(histories[0], both, histories[1]) == truth, f"seed {seed}: {logs}"
         led = (*histories[1], (epoch + 1, len(logs[1])))  # who leads has begun an epoch at its end
         for n in range(1, len(logs[0]) + 1):  # somebody who stands there in log 0, seen from log 1
             held = holds_to(led, n, logs[0][n - 1])
             common = n if logs[0][:n] == logs[1][:n] else (both if truth is None else truth)
             assert held <= common, f"seed {seed}: {logs}, {n}"
             assert held == n or logs[0][:n] != logs[1][:n], f"seed {seed}: {logs}, {n}"
+
+
+class Leader:
+    """Of one partition, as the client asks it: its log is the epochs of its records."""
+
+    def __init__(self, log: list[int], newest: int) -> None:
+        self.log, self.newest = log, newest
+
+    async def list_offsets(self, timestamps, read_committed=False):
+        return {
+            key: SimpleNamespace(offset=0 if at == EARLIEST else len(self.log), leader_epoch=self.newest)
+            for key, at in timestamps.items()
+        }
+
+    def entries(self) -> list[tuple[int, int]]:
+        firsts = [n for n, each in enumerate(self.log) if n == 0 or each != self.log[n - 1]]
+        begun = [(self.newest, len(self.log))] if not self.log or self.log[-1] < self.newest else []
+        return [*((self.log[n], n) for n in firsts), *begun]
+
+    def elect(self, cut: int, elections: int, grown: int) -> None:
+        """The log is cut, and then leaders change so often; each writes so much."""
+        del self.log[cut:]
+        for _ in range(elections):
+            self.newest += 1
+            self.log += [self.newest] * grown
+
+
+PARTITION = ("flights", 0)
+
+
+class Auditor:
+    """Reads a log to its end, run after run. `asked`: the questions to its leaders."""
+
+    def __init__(self, runner: asyncio.Runner) -> None:
+        self._runner = runner
+        self.asked = 0
+        self.known: ReadPosition | None = None
+
+    async def epoch_ends(self, leader, wanted):
+        self.asked += 1
+        return {key: answer(leader.entries(), len(leader.log), epoch) for key, epoch in wanted.items()}
+
+    def look_at(self, leader: Leader) -> tuple[int, list[UnreadNote]]:
+        """One run: where it goes on, and what it noted."""
+        kept = {} if self.known is None else {PARTITION: self.known.epochs}
+        starts, marks, _, histories, older = self._runner.run(ends_and_epochs(leader, [PARTITION], kept))
+        pin = PartitionPin(
+            "agg", "flights", "flights", 0, "id", starts[PARTITION].offset, marks[PARTITION].offset,
+            epochs=histories.get(PARTITION, ()), older_ends=older.get(PARTITION, ()),
+        )  # fmt: skip
+        first, notes = resume(pin, self.known, 7)
+        self.known = position_at(pin.epochs, pin.end_offset, "id", self.known, first)
+        return first, notes
+
+
+@pytest.fixture
+def auditor(monkeypatch):
+    with asyncio.Runner() as runner:
+        auditor = Auditor(runner)
+        monkeypatch.setattr(leader_epochs, "epoch_ends", auditor.epoch_ends)
+        yield auditor
+
+
+@pytest.mark.parametrize("elections", [1, 63, 64, 80, 200])
+def test_a_log_that_was_cut_is_read_again_however_many_leaders_came_since(auditor, elections):
+    leader = Leader([0] * 100, 0)
+    auditor.look_at(leader)
+    leader.elect(50, elections, grown=1)
+    leader.log += [leader.newest] * 100
+    first, (note,) = auditor.look_at(leader)
+    assert (first, note.first_offset, note.end_offset, note.cause) == (50, 50, 100, "truncated")
+    assert auditor.asked <= MOST_EPOCHS + 4, "one question tells where an old epoch ended"
+
+
+@pytest.mark.parametrize("elections", [63, 64, 80, 200])
+def test_a_log_that_was_only_written_on_is_not_read_again(auditor, elections):
+    leader = Leader([0] * 100, 0)
+    auditor.look_at(leader)
+    leader.elect(100, elections, grown=2)
+    assert auditor.look_at(leader) == (100, [])
+
+
+def test_where_no_epoch_is_common_all_is_read_again(auditor):
+    leader = Leader([], -1)
+    leader.elect(0, 2 * MOST_EPOCHS, grown=2)
+    auditor.look_at(leader)
+    assert auditor.known.epochs[0] == (MOST_EPOCHS, 2 * MOST_EPOCHS)
+    leader.elect(2 * MOST_EPOCHS - 10, MOST_EPOCHS, grown=4)
+    first, (note,) = auditor.look_at(leader)
+    assert (first, note.first_offset, note.end_offset) == (0, 0, 4 * MOST_EPOCHS)
+
+
+def test_random_logs_are_read_again_from_where_they_differ(auditor, monkeypatch):
+    """Two replicas that follow each other or do not, elections that are clean or not, and an auditor that
+    asks for no more epochs than a few."""
+    seed = seeds.given()
+    rng = random.Random(seed)
+    cut_count = doubt_count = 0
+    for _ in range(seeds.runs(300)):
+        most = rng.randint(2, 5)
+        monkeypatch.setattr(leader_epochs, "MOST_EPOCHS", most)
+        leading, other, newest = [], [], 0
+        auditor.known, read = None, []
+        for _ in range(rng.randint(2, 40)):
+            what = rng.choice(("append", "append", "follow", "elect", "unclean", "look"))
+            if what == "append":
+                leading += [newest] * rng.randint(1, 4)
+            elif what == "follow":
+                other = leading[: rng.randint(_common(leading, other), len(leading))]
+            elif what == "elect":
+                newest += rng.randint(1, 3)
+            elif what == "unclean":
+                leading, other, newest = other[:], leading, newest + 1
+            else:
+                before = auditor.known or ReadPosition(0, "id")
+                where = f"seed {seed}: of {read} {before.epochs} is kept, and now it is {leading}"
+                first, notes = auditor.look_at(Leader(leading, newest))
+                truth = _common(read, leading)
+                assert first <= truth, f"never read again: {where}"
+                knows_all = not read or before.epochs[0] == (read[0], 0)
+                assert first == truth or not knows_all, f"read again for nothing: {where}"
+                assert bool(notes) == (first < len(read)), where
+                cut_count += first == truth < len(read)
+                doubt_count += first < truth
+                read = leading[:]
+    assert cut_count > 50 and doubt_count > 5, "the histories are worth something"
+
+
+def _common(one: list[int], other: list[int]) -> int:
+    """The first offset at which two logs differ, or one has ended: a record is its epoch and its offset."""
+    both = min(len(one), len(other))
+    return next((n for n in range(both) if one[n] != other[n]), both)
 
 
 def test_a_position_holds_to_where_its_epoch_ended():
@@ -123,6 +260,8 @@ def test_a_position_holds_to_where_its_epoch_ended():
     assert holds_to(history, 100, 2) == 0, "where epoch 2 left this log, nothing tells"
     assert holds_to(((3, 60),), 50, 1) == 50, "the log begins behind it now"
     assert holds_to(((3, 60),), 70, 1) == 0
+    partial = tuple((n + 100, n + 60) for n in range(MOST_EPOCHS))
+    assert holds_to(partial, 50, 1) == 0, "where it ended was not asked for"
     assert holds_to(history, 100, -1) == 100 and holds_to((), 100, 1) == 100
     assert until(history, 60) == ((1, 0),)
 
@@ -164,6 +303,16 @@ def test_what_is_known_of_a_log_is_kept_while_its_leader_does_not_tell():
     assert read(silent, 130, shortened) == (ReadPosition(130, "id", shortened), [60])
     assert read(ReadPosition(100, "id"), 120, ())[0] == ReadPosition(120, "id")
     assert read(ReadPosition(100, "old", ((1, 0),)), 120, ())[0] == ReadPosition(120, "id")
+
+
+def test_what_is_known_of_a_log_is_kept_behind_more_elections_than_were_asked_for():
+    """Where the mirror stands so far behind, what it has passed is read, and no later."""
+    known = ReadPosition(100, "id", ((1, 0), (2, 80)))
+    later = tuple((n + 100, n + 160) for n in range(MOST_EPOCHS))
+    assert position_at(later, 100, "id", known, 100) == known
+    assert position_at(later, 120, "id", known, 100).epochs == ((1, 0), (2, 80), (-1, 100))
+    assert position_at(later, 120, "id", known, 60).epochs == ((1, 0), (-1, 60)), "it was cut at 60"
+    assert position_at(later, 170, "id", known, 100).epochs == later[:10]
 
 
 def cut_to(scene, offset):

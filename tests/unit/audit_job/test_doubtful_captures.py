@@ -377,10 +377,10 @@ def test_no_cell_lies_across_an_end_of_the_offsets_that_were_given_again():
     """A mirror's position from before the truncation is not believed within them, and is beyond them."""
     note = UnreadNote("ewr", "flights", 0, 3, 7, "truncated", 0)
     ranges, _ = plan_ranges(captured_of(pins=[pin()]), config(), Commit(unread=[note]))
-    assert [(each.first_offset, each.end_offset) for each in ranges] == [(0, 3), (3, 7), (7, 10)]
+    assert [(each.first_offset, each.end_offset) for each in ranges if each.size] == [(0, 3), (3, 7), (7, 10)]
     other = UnreadNote("ewr", "flights", 1, 3, 7, "truncated", 0)
     ranges, _ = plan_ranges(captured_of(pins=[pin()]), config(), Commit(unread=[other]))
-    assert [(each.first_offset, each.end_offset) for each in ranges] == [(0, 10)]
+    assert [(each.first_offset, each.end_offset) for each in ranges if each.size] == [(0, 10)]
 
 
 def renamed(no_earlier_than_ms=10):

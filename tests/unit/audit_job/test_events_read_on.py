@@ -32,6 +32,7 @@ from millrace.audit.runs.fact_rows import PrunedWindows, facts_table, restore, r
 from millrace.audit.runs.next_commit import next_commit
 from millrace.audit.runs.untrusted import doubts_of
 from millrace.audit.scanning.cell_notes import NOTE_SCHEMA
+from millrace.broker.client.leader_epochs import MOST_EPOCHS
 from tests.unit.audit_job.test_doubtful_captures import SESSION, STREAM, config, events, pin, run_of
 
 TOPIC, PLACE = "millrace.audit", "ewr/millrace.audit/0"
@@ -275,6 +276,24 @@ def test_a_log_that_was_shortened_is_read_again_from_where_it_differs(topic):
     assert topic.read[-1] == (1, 4) and captured.ledger.untrusted == []
     assert list(lost_counts(captured.events_lost).values()) == [2]
     assert captured.ledger.streams[STREAM].windows[0].count == 3
+
+
+def test_a_log_is_read_again_from_there_however_many_elections_came_since(topic, monkeypatch):
+    """The leader tells its newest epochs, none of which was read, and is asked for the one that was."""
+    asked = []
+
+    async def older(_, histories, kept):
+        asked.append(dict(kept))
+        return {key: ((0, 0, 1),) for key in histories if kept.get(key)}
+
+    monkeypatch.setattr(partition_pins, "older_ends", older)
+    topic.tell(of_stream(1), of_stream(2))
+    _, first = look(topic)
+    topic.tell(of_stream(3), of_stream(4))
+    topic.epochs = tuple((100 + number, 2) for number in range(MOST_EPOCHS))
+    look(topic, first)
+    assert asked == [{}, {(TOPIC, 0): ((0, 0),)}]
+    assert topic.read == [(0, 2), (1, 4)]
 
 
 def test_a_topic_made_anew_is_read_from_its_beginning(topic):

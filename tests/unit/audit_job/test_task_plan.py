@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from millrace.audit.config import parse_config
 from millrace.audit.contract.events import EventLedger
 from millrace.audit.keeping.state import Commit, ReadPosition
@@ -38,11 +40,11 @@ def pin(
     return PartitionPin(cluster, "flights", "flights", partition, topic_id, start, end)
 
 
-def plan(pins, positions=(), offsets=None):
+def plan(pins, positions=(), offsets=None, config=CONFIG):
     captured = Capture(5, EventLedger(), pins=list(pins))
     captured.positions = [MirrorPosition("agg", "m", "ewr", "flights", p, o, "") for p, o in positions]
     before = Commit(offsets={key: ReadPosition(*value) for key, value in (offsets or {}).items()})
-    ranges, unread = plan_ranges(captured, CONFIG, before)
+    ranges, unread = plan_ranges(captured, config, before)
     told = [(r.first_offset, r.end_offset, r.tail) for r in ranges if r.size]
     return told, [(u.first_offset, u.end_offset, u.cause) for u in unread]
 
@@ -51,8 +53,22 @@ def test_source_is_cut_at_the_mirrors_position_and_the_rest_is_tail():
     assert plan([pin()], [(0, 60)]) == ([(0, 60, False), (60, 100, True)], [])
 
 
-def test_source_without_any_mirror_position_is_kept_whole():
-    assert plan([pin()]) == ([(0, 100, False)], [])
+def test_source_is_all_tail_until_its_mirror_tells_a_position():
+    """What is kept before lies across each gap that is told later: a loss beside one would never be told."""
+    assert plan([pin()]) == ([(0, 100, True)], [])
+    assert plan([pin()], offsets={"ewr/flights/0": (40, "t1")}) == ([(40, 100, True)], [])
+
+
+@pytest.mark.parametrize("mirrors", [{}, {"agg": "foreign"}, {"agg": "millrace", "hub": "foreign"}])
+def test_source_whose_mirror_may_tell_no_position_is_kept_whole(mirrors):
+    """Or all of it would be read by each run."""
+    aggregates = {
+        name: {"bootstrap": ["h:2"], "tier": "aggregate", "mirror": mirror}
+        for name, mirror in mirrors.items()
+    }
+    source = {"ewr": {"bootstrap": ["h:1"], "tier": "source"}}
+    config = parse_config({"clusters": {**source, **aggregates}, "topics": ["flights"]})
+    assert plan([pin()], config=config) == ([(0, 100, False)], [])
 
 
 def test_partition_that_its_mirror_has_not_begun_is_all_tail():
@@ -68,18 +84,18 @@ def test_position_beyond_the_pinned_end_reads_to_the_end():
 
 
 def test_reading_goes_on_where_the_last_commit_ended():
-    assert plan([pin()], offsets={"ewr/flights/0": (40, "t1")}) == ([(40, 100, False)], [])
+    assert plan([pin()], [(0, 100)], {"ewr/flights/0": (40, "t1")}) == ([(40, 100, False)], [])
 
 
 def test_retention_that_passed_the_auditor_is_noted():
-    assert plan([pin(start=70)], offsets={"ewr/flights/0": (40, "t1")}) == (
+    assert plan([pin(start=70)], [(0, 100)], {"ewr/flights/0": (40, "t1")}) == (
         [(70, 100, False)],
         [(40, 70, "expired")],
     )
 
 
 def test_first_look_at_a_log_that_lost_its_beginning_notes_it():
-    assert plan([pin(start=10)]) == ([(10, 100, False)], [(0, 10, "expired")])
+    assert plan([pin(start=10)], [(0, 100)]) == ([(10, 100, False)], [(0, 10, "expired")])
 
 
 def test_truncated_log_is_noted_and_not_read_twice():
@@ -87,7 +103,7 @@ def test_truncated_log_is_noted_and_not_read_twice():
 
 
 def test_recreated_topic_starts_again_and_is_noted():
-    told, unread = plan([pin(topic_id="t2")], offsets={"ewr/flights/0": (40, "t1")})
+    told, unread = plan([pin(topic_id="t2")], [(0, 100)], {"ewr/flights/0": (40, "t1")})
     assert told == [(0, 100, False)] and [cause for _, _, cause in unread] == ["recreated"]
 
 

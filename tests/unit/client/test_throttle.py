@@ -137,6 +137,21 @@ def test_throttled_fetch_holds_no_topics_and_is_asked_again() -> None:
     asyncio.run(main())
 
 
+def test_answer_of_a_throttle_time_alone_is_not_about_the_partitions() -> None:
+    """A broker over whose quota a client is names no topic at all: nothing is wrong with that."""
+
+    async def main() -> None:
+        broker = Throttling(times=1)
+        async with broker.server, Cluster("ewr", [broker.server.address]) as cluster:
+            asked = fetch(cluster, 1, {("flights", 0): FetchPosition(0)})
+            (answer,) = await asyncio.gather(asked, return_exceptions=True)
+            assert not isinstance(answer, BaseException), answer
+            assert [bytes(each.records) for each in answer] == [broker.batch]
+            assert len(broker.came_at) == 2
+
+    asyncio.run(main())
+
+
 def test_requests_under_way_are_not_late_while_the_server_does_not_read_them() -> None:
     """Sent before the throttle time was told, and read by the server only when that is over."""
 

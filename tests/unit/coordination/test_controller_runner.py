@@ -168,6 +168,16 @@ def test_an_election_whose_answer_is_lost_does_not_leave_the_office_empty() -> N
     asyncio.run(run())
 
 
+def test_an_office_that_its_own_broker_does_not_know_of_is_given_back() -> None:
+    keeper = Keeper()
+    keeper.put(paths.CONTROLLER_EPOCH, b"1")
+    keeper.put(paths.CONTROLLER, paths.encode_controller(OWN_ID, 0), owner=OWN_SESSION)
+    office = Office(keeper)
+    office.runner._may_be_elected = True
+    asyncio.run(office.runner._stand_for_election())
+    assert paths.CONTROLLER not in keeper.nodes and not office.runner.in_office
+
+
 def test_an_election_that_is_undone_takes_no_office_from_another() -> None:
     """Between the look at who holds the office and its removal another broker is elected."""
 

@@ -8,6 +8,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from millrace.broker.errors import NotEnoughReplicas, NotEnoughReplicasAfterAppend
+from millrace.broker.groups.owned_partition import OwnedPartition
 from millrace.broker.groups.values import CommitRequest, LeaveRequest, OffsetToCommit, SyncRequest
 from millrace.broker.protocol.java_hash import coordinator_partition
 from tests import virtual_clock
@@ -136,6 +137,31 @@ def test_requests_for_groups_of_other_brokers_and_while_loading(offsets_log):
         sync = SyncRequest("m", None, 1, None, None, {})
         assert (await bench.groups.sync(GROUP, sync)).error is ErrorCode.rebalance_in_progress
         await asyncio.gather(*loading)
+
+    run(scenario())
+
+
+def test_a_load_that_failed_leaves_its_groups_loading_until_the_next_one(offsets_log, monkeypatch):
+    """The log is tried again: clients that were sent elsewhere would only be sent back."""
+
+    def unreadable(*_):
+        raise KeyError("a defect")
+
+    async def scenario():
+        bench = await Bench(offsets_log).start()
+        assert await bench.commit(5) is ErrorCode.none
+        partition = coordinator_partition(GROUP, 4)
+        with monkeypatch.context() as within:
+            within.setattr(OwnedPartition, "restored", unreadable)
+            with pytest.raises(KeyError):
+                await bench.groups.load(partition)
+        assert await bench.commit(6) is ErrorCode.coordinator_load_in_progress
+        assert (await bench.join()).error is ErrorCode.coordinator_load_in_progress
+        assert bench.groups.fetch_offsets(GROUP, None)[0] is ErrorCode.coordinator_load_in_progress
+        await bench.groups.load(partition)
+        assert bench.committed() == 5
+        bench.groups.unload(partition)
+        assert await bench.commit(6) is ErrorCode.not_coordinator
 
     run(scenario())
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from millrace.broker.client.cluster import Cluster
-from millrace.broker.errors import UnknownMemberId
+from millrace.broker.errors import ClusterAuthorizationFailed, UnknownMemberId
+from millrace.mirror.delivery import at_least_once
 from millrace.mirror.delivery.at_least_once import LATE_WRITES_MS, AtLeastOnce
 from millrace.mirror.delivery.checkpoints import Positions
+from millrace.mirror.delivery.lane import EXPIRATION_MS, replayed_after_ms
 from millrace.mirror.delivery.positions_keeper import PositionsKeeper
 from millrace.mirror.pipeline import PartitionPipeline
 from millrace.mirror.topics.own_topics import POSITIONS
@@ -174,5 +177,47 @@ def test_writing_that_is_given_up_for_time_is_over_when_that_is_said() -> None:
         owner.topics.is_open.set()
         await asyncio.sleep(0)
         assert log == [] and not owner.delivery._writes
+
+    asyncio.run(story())
+
+
+def test_target_is_asked_when_it_forgets_producers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its brokers the least counts, whoever may not be asked, and again when it has changed."""
+    minute = 60_000
+    told: dict[int, dict[str, str | None] | Exception] = {
+        1: {"producer.id.expiration.ms": str(20 * minute), "transactional.id.expiration.ms": "1"},
+        2: {"producer.id.expiration.ms": str(30 * minute)},
+        3: ClusterAuthorizationFailed("no"),
+    }
+
+    async def describe(_cluster: object, node_id: int, _keys: object) -> dict[str, str | None]:
+        answer = told[node_id]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def metadata(*_: object, **__: object) -> Any:
+        return SimpleNamespace(brokers=told)
+
+    monkeypatch.setattr(at_least_once, "describe_broker_configs", describe)
+
+    async def story() -> None:
+        delivery = Owner([]).delivery
+        monkeypatch.setattr(delivery._target, "metadata", metadata)
+        (sink,) = delivery.sinks
+        assert sink.replayed_after_ms == 0, "all are replayed until it is known"
+        following = asyncio.create_task(delivery._follow_expirations())
+        await until(lambda: sink.replayed_after_ms == 10 * minute)
+        told[1] = TimeoutError()
+        await delivery._ask_expirations()
+        assert sink.replayed_after_ms == 10 * minute, "what it said before"
+        told[1] = {"transactional.id.expiration.ms": str(6 * minute)}
+        await delivery._ask_expirations()
+        assert sink.replayed_after_ms == 3 * minute, "Apache Kafka before 3.4"
+        del told[1], told[2]
+        await delivery._ask_expirations()
+        assert sink.replayed_after_ms == replayed_after_ms(EXPIRATION_MS)
+        following.cancel()
+        await asyncio.wait([following])
 
     asyncio.run(story())

@@ -21,11 +21,11 @@ from millrace.mirror.delivery.beginnings import (
 )
 from millrace.mirror.delivery.checkpoints import Positions, encode_records
 from millrace.mirror.sharing.assignment import Share, encode_share
-from millrace.mirror.sources import readers as readers_module
 from millrace.mirror.topics.routes import SourcePartition
 from millrace.mirror.worker import Worker
 from tests.unit.mirror.pipeline_stage import ORIGIN
 from tests.waiting import patience
+from tests.waiting import until_async as until
 
 START_MS = 1_000
 
@@ -53,7 +53,8 @@ class Stage:
         self.is_killed_before_marks = False
         self.is_told_to_stop = False
         self.before_positions: Callable[[], Awaitable[object]] | None = None
-        self.looks_after_s = 0.0
+        self.is_seen = asyncio.Event()
+        self.is_seen.set()
 
         async def nothing(*_: object) -> int:
             return 1
@@ -90,22 +91,12 @@ class Stage:
         """Where a new worker begins the partitions; "lost": nowhere by itself, "known": at the position.
         A first position is recorded for those that begin."""
         begun: dict[SourcePartition, str | int] = {}
-        agg, ewr = Cluster("agg", ["127.0.0.1:1"]), Cluster("ewr", ["127.0.0.1:2"])
-        worker = Worker(self.config, agg, {"ewr": ewr}, lambda: self.now_ms)
+        worker = self.worker()
         reader: Any = worker.readers["ewr"]
-        topics = {
-            name: SimpleNamespace(name=name, internal=False, partitions=dict.fromkeys(range(width)))
-            for name, width in self.widths.items()
-        }
 
-        def looks() -> None:
-            reader.view = SimpleNamespace(topics=topics)
-            reader.has_looked.set()
-
-        if self.looks_after_s:
-            asyncio.get_running_loop().call_later(self.looks_after_s, looks)
-        else:
-            looks()
+        async def look() -> None:
+            await self.is_seen.wait()
+            self.show(reader)
 
         async def begin(pipeline: Any, known: Position | None, *, is_lost: bool, start: str | int) -> None:
             begun[pipeline.partition] = "lost" if is_lost else start if known is None else "known"
@@ -127,12 +118,49 @@ class Stage:
         )
         stubbed.delivery.read_positions = self.read_positions
         stubbed.delivery.record_start = self.record_start
-        stubbed._system.write = self.write
+        if self.is_seen.is_set():
+            self.show(reader)
         async with asyncio.timeout(patience()), asyncio.TaskGroup() as worker._tasks:
+            worker._spawn(look())
             await worker._assigned(encode_share(Share(coming)))
-        await agg.close()
-        await ewr.close()
+            self.done.append("assigned")
+        await close(worker)
         return begun
+
+    def worker(self) -> Any:
+        agg, ewr = Cluster("agg", ["127.0.0.1:1"]), Cluster("ewr", ["127.0.0.1:2"])
+        worker: Any = Worker(self.config, agg, {"ewr": ewr}, lambda: self.now_ms)
+        worker._system.write = self.write
+        return worker
+
+    def show(self, reader: Any) -> None:
+        """What a look at the source gives now."""
+        topics = {
+            name: SimpleNamespace(name=name, internal=False, partitions=dict.fromkeys(range(width)))
+            for name, width in self.widths.items()
+        }
+        reader.view = SimpleNamespace(topics=topics)
+        reader.has_looked.set()
+
+    async def looked_as_leader(self) -> None:
+        worker = self.worker()
+
+        async def looked(*_: object) -> None: ...
+
+        stubbed: Any = worker
+        stubbed.discovery.looked = looked
+        stubbed.discovery.partitions = lambda _: set()
+        worker.is_assigned = True
+        stubbed.member = SimpleNamespace(is_leader=True, rejoin=lambda: None)
+        for _ in range(3):
+            self.show(worker.readers["ewr"])
+            await worker._on_view(worker.readers["ewr"])
+        await close(worker)
+
+
+async def close(worker: Worker) -> None:
+    await worker.target.close()
+    await worker.readers["ewr"].cluster.close()
 
 
 @pytest.mark.parametrize("start", ["latest", "earliest"])
@@ -208,26 +236,82 @@ def test_worker_that_begins_while_another_does_begins_as_the_other(monkeypatch: 
     asyncio.run(story())
 
 
-def test_worker_that_has_not_looked_yet_waits_for_the_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The leader had, and shared it out: what comes late is of the first run all the same."""
+def test_source_that_is_seen_late_is_begun_then_with_its_first_look_on_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The seat waits for no source. But what is begun before the first look is on record would make all that
+    comes later begin with its first record, as if it had appeared since."""
 
     async def story() -> None:
         stage = Stage(monkeypatch, "latest")
-        stage.looks_after_s = 0.01
-        assert await stage.assigned(part(0)) == {part(0): "latest"}
-        assert await stage.assigned(part(1)) == {part(1): START_MS}
+        stage.is_seen.clear()
+        first_wave = asyncio.create_task(stage.assigned(part(0)))
+        await until(lambda: "assigned" in stage.done)
+        assert not stage.starts and not stage.positions, "nothing is begun of what nobody has seen"
+        stage.now_ms = START_MS + 3_600_000
+        stage.is_seen.set()
+        assert await first_wave == {part(0): "latest"}
+        first_look = encode_first_look("ewr", FirstLook(START_MS + 3_600_000, {"flights": 2}))
+        assert stage.starts == [*first_look, *encode_marks([part(0)])]
+        stage.now_ms += 1
+        assert await stage.assigned(part(1)) == {part(1): START_MS + 3_600_000}
 
     asyncio.run(story())
 
 
-def test_source_that_does_not_answer_holds_nothing_up_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers_module, "FIRST_LOOK_S", 0.001)
+def test_who_sees_a_source_late_begins_as_the_worker_that_saw_it_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which wrote its first look after the late one had read what was begun."""
+
+    async def story() -> None:
+        stage, late = Stage(monkeypatch, "latest"), Stage(monkeypatch, "latest")
+        late.is_seen.clear()
+        late.starts, late.positions = stage.starts, stage.positions
+        waiting = asyncio.create_task(late.assigned(part(1), part(2)))
+        await until(lambda: "assigned" in late.done)
+        assert await stage.assigned(part(0)) == {part(0): "latest"}
+        late.widths, late.now_ms = {"flights": 3}, START_MS + 3_600_000
+        late.is_seen.set()
+        assert await waiting == {part(1): START_MS, part(2): "earliest"}
+
+    asyncio.run(story())
+
+
+def test_partition_of_a_source_that_was_never_seen_says_so_until_it_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What waits without end waits in no silence, and for no longer than the source is the mirror's."""
 
     async def story() -> None:
         stage = Stage(monkeypatch, "latest")
-        stage.looks_after_s = 3_600  # not while this is waited for, however slow the machine is
-        assert await stage.assigned(part(0)) == {part(0): "latest"}
-        assert stage.starts == encode_marks([part(0)])
+        worker: Any = stage.worker()
+        begins: list[asyncio.Task[None]] = []
+        worker._spawn = lambda work: begins.append(asyncio.create_task(work))
+        worker._begin([part(0)], Positions(), Begun(), {"ewr"})
+        await until(lambda: worker.status.troubles() != [])
+        (trouble,) = worker.status.troubles()
+        assert trouble.reason == "it cannot begin: its source was never reached"
+        await worker.remove_source("ewr")
+        await until(lambda: all(each.done() for each in begins))
+        assert not stage.starts
+        await worker.target.close()
+
+    asyncio.run(story())
+
+
+def test_what_comes_to_a_source_that_was_seen_empty_begins_with_its_first_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has appeared since the first look; `latest` would skip what it holds when it is found."""
+
+    async def story() -> None:
+        stage = Stage(monkeypatch, "latest")
+        stage.widths = {}
+        await stage.looked_as_leader()
+        assert stage.done == ["marks read", "marks written"], "read and written once, not at every look"
+        stage.widths = {"flights": 2}
+        assert await stage.assigned(part(0)) == {part(0): "earliest"}
 
     asyncio.run(story())
 
@@ -247,6 +331,8 @@ def test_marks_are_read_before_positions_and_written_behind_them(monkeypatch: py
         assert stage.done == [
             "marks read",
             "positions read",
+            "assigned",
+            "marks read",  # another worker may have seen the source meanwhile
             "marks written",  # the first look
             "position written",
             "marks written",

@@ -2,14 +2,24 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.mirror.delivery.lane import REST_AFTER_MS, SEQUENCE_MODULUS, Identity, Item, Outcome, TargetLane
+from millrace.mirror.delivery.lane import (
+    REST_AFTER_MS,
+    SEQUENCE_MODULUS,
+    Identity,
+    Item,
+    Outcome,
+    TargetLane,
+    replayed_after_ms,
+)
+
+OLD_BEFORE_MS = 1_000
 
 
 class Numbered(Item):
     """A batch of a lane."""
 
     def __init__(self, number: int, record_count: int = 10, *, is_replayed: bool = False) -> None:
-        super().__init__(record_count, 10 * record_count, is_replayed=is_replayed)
+        super().__init__(record_count, 10 * record_count, OLD_BEFORE_MS - is_replayed)
         self.number = number
 
 
@@ -20,9 +30,11 @@ def lane(count: int) -> TargetLane[Numbered]:
     return made
 
 
-def send_all(of: TargetLane[Numbered], now_ms: int = 0) -> list[Numbered]:
+def send_all(
+    of: TargetLane[Numbered], now_ms: int = 0, *, old_before_ms: int = OLD_BEFORE_MS
+) -> list[Numbered]:
     sent = []
-    while (item := of.next_to_send(now_ms)) is not None:
+    while (item := of.next_to_send(now_ms, replayed_before_ms=old_before_ms)) is not None:
         sent.append(item)
     return sent
 
@@ -286,6 +298,33 @@ def test_replayed_data_goes_one_by_one() -> None:
         for item in sent:
             made.answered(item, Outcome.ACKNOWLEDGED, 0)
     assert together == [[0], [1], [2], [3], [4, 5, 6], [7]]
+
+
+@pytest.mark.safety
+def test_what_has_become_old_since_it_came_or_was_tried_goes_one_by_one() -> None:
+    """The target was away for a day."""
+    made = confirmed(6)
+    tried = send_all(made)
+    assert len(tried) == 5
+    for item in tried:
+        made.answered(item, Outcome.RETRY, 0)
+    day_ms, later = 24 * 3_600_000, OLD_BEFORE_MS + 1
+    together = []
+    while sent := send_all(made, day_ms, old_before_ms=later):
+        together.append([item.number for item in sent])
+        for item in sent:
+            made.answered(item, Outcome.ACKNOWLEDGED, day_ms)
+    assert together == [[1], [2], [3], [4], [5], [6]]
+
+
+def test_what_is_old_follows_from_when_the_target_forgets() -> None:
+    minute, hour = 60_000, 3_600_000
+    assert replayed_after_ms(24 * hour) == 12 * hour
+    assert replayed_after_ms(hour) == hour // 2
+    assert replayed_after_ms(7 * 24 * hour) == 12 * hour, "it may be lowered at any moment"
+    # What is under way may be so for a minute nearly: where that is all there is, everything goes alone.
+    assert replayed_after_ms(minute + minute // 2) == minute // 2
+    assert replayed_after_ms(minute) == 0
 
 
 @pytest.mark.safety

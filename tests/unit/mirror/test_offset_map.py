@@ -13,7 +13,7 @@ from millrace.mirror.offsets.offset_map import (
     MAX_TAIL_SIZE,
     Chunk,
     ChunkKey,
-    Run,
+    OffsetRun,
     Runs,
     decode_chunk,
     decode_key,
@@ -43,7 +43,7 @@ def chunks_of(records: list[tuple[bytes, bytes]]) -> list[Chunk]:
     return found
 
 
-def runs_in(chunk: Chunk) -> list[Run]:
+def runs_in(chunk: Chunk) -> list[OffsetRun]:
     return list(decode_runs(chunk.body, chunk.from_offset, chunk.head.base))
 
 
@@ -88,7 +88,7 @@ def test_a_chunk_reads_back() -> None:
     runs.add(range(125, 130), 55)
     runs.cut(90, 6, TOPIC_ID)
     old, cut = chunks_of(runs.take_until(90))
-    assert runs_in(old) == [Run(100, 110, 40), Run(120, 130, 50)]
+    assert runs_in(old) == [OffsetRun(100, 110, 40), OffsetRun(120, 130, 50)]
     assert (old.from_offset, old.source_end, old.target_end, old.head.run_count) == (100, 130, 60, 2)
     assert (cut.key, cut.head.cut_from, runs_in(cut)) == (ChunkKey(PARTITION, 90, 6), 90, [])
 
@@ -152,7 +152,7 @@ def test_neighbours_are_one_run_for_ever() -> None:
         runs.add(range(number * 10, number * 10 + 10), number * 10 + 7)
         records = runs.take_until(number * 10 + 10)
     (chunk,) = chunks_of(records)
-    assert runs_in(chunk) == [Run(0, 10_000, 7)]
+    assert runs_in(chunk) == [OffsetRun(0, 10_000, 7)]
 
 
 def test_each_transaction_costs_a_byte_or_two() -> None:
@@ -170,8 +170,8 @@ def test_each_transaction_costs_a_byte_or_two() -> None:
 def test_only_what_is_below_the_position_is_written() -> None:
     runs = Runs(PARTITION, 0, 0)
     runs.add(range(10), 100)
-    assert runs_in(chunks_of(runs.take_until(4))[0]) == [Run(0, 4, 100)]
-    assert runs_in(chunks_of(runs.take_until(10))[0]) == [Run(0, 10, 100)]
+    assert runs_in(chunks_of(runs.take_until(4))[0]) == [OffsetRun(0, 4, 100)]
+    assert runs_in(chunks_of(runs.take_until(10))[0]) == [OffsetRun(0, 10, 100)]
     assert runs.take_until(10) == []
 
 

@@ -31,7 +31,8 @@ def told(brokers: Brokers, monkeypatch: pytest.MonkeyPatch, refused: dict[str, s
     async def main() -> str:
         async with brokers.serve() as target:
             system = SystemRecords(target, lambda: 0, 1)
-            system.refused.update(refused or {})
+            for topic, reason in (refused or {}).items():
+                system.failures.failed((topic, 0), reason, 0)
             keeper = PositionsKeeper(CONFIG, target, system)
 
             async def hang() -> None:

@@ -6,11 +6,8 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from millrace.broker.client.cluster import Cluster
 from millrace.mirror.config import MirrorConfig, parse_config
-from millrace.mirror.sources import readers as readers_module
 from millrace.mirror.sources.fetch_memory import FetchBudget
 from millrace.mirror.sources.readers import Readers
 from tests.waiting import patience
@@ -67,11 +64,11 @@ def test_source_that_comes_later_has_the_settings_of_then() -> None:
     assert {each._fetch_config.max_wait_ms for each in readers.values()} == {7}
 
 
-def test_widths_are_told_of_sources_that_have_been_looked_at_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers_module, "FIRST_LOOK_S", 0.001)
-    readers = readers_of(config_of("ewr", "jfk"), "ewr", "jfk")
-    topic = SimpleNamespace(name="t", internal=False, partitions=dict.fromkeys(range(3)))
-    view: Any = SimpleNamespace(topics={"t": topic})
+def test_widths_are_those_of_what_is_to_be_carried() -> None:
+    readers = readers_of(config_of("ewr"), "ewr")
+    assert readers["ewr"].widths() == {}
+    partitions = dict.fromkeys(range(3))
+    topics = {name: SimpleNamespace(name=name, internal=False, partitions=partitions) for name in ("t", "u")}
+    view: Any = SimpleNamespace(topics=topics)
     readers["ewr"].view = view
-    readers["ewr"].has_looked.set()
-    assert asyncio.run(readers.widths(["ewr", "jfk", "gone"])) == {"ewr": {"t": 3}}
+    assert readers["ewr"].widths() == {"t": 3}

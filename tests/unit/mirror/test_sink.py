@@ -12,7 +12,7 @@ import pytest
 from millrace.broker.client.raw_produce import ProduceOutcome
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.delivery import sink as sink_module
-from millrace.mirror.delivery.lane import REPLAYED_AFTER_MS, Identity, Outcome
+from millrace.mirror.delivery.lane import Identity, Outcome
 from millrace.mirror.delivery.outgoing import Outgoing
 from millrace.mirror.delivery.progress import Span
 from millrace.mirror.delivery.sink import Sink
@@ -20,6 +20,7 @@ from millrace.mirror.topics.routes import TargetPartition
 from tests.waiting import until_async
 
 TARGET = TargetPartition("t", 0)
+HOUR_MS = 3_600_000
 
 
 def make_sink() -> Sink:
@@ -93,7 +94,7 @@ def test_what_is_on_its_way_behind_a_refused_batch_is_not_settled() -> None:
     [
         (-1, False, True),
         (1, False, True),
-        (REPLAYED_AFTER_MS + 1, False, False),
+        (HOUR_MS, False, False),
         (1, True, False),
     ],
 )
@@ -102,13 +103,16 @@ def test_batch_is_replayed_by_its_newest_timestamp_where_no_transaction_keeps_it
 ) -> None:
     async def scenario() -> None:
         sink = make_sink()
-        sink._now_ms = lambda: 2 * REPLAYED_AFTER_MS
+        sink._now_ms, sink.replayed_after_ms = lambda: 2 * HOUR_MS, HOUR_MS
         if not is_transactional:
             sink._alternation = None
         batch = memoryview(build_batch([Record(b"k", b"v", (), timestamp_ms)]))
         span = Span(0, 1, 1, len(batch), -1)
         sink.enqueue(TARGET, Outgoing(batch, [0], span, SimpleNamespace(), 0, "seen"))  # type: ignore[arg-type]
+        sink._send_next(1, [TARGET], 0)
         assert [item.is_replayed for item in sink._lane(TARGET)._row] == [is_replayed]
+        for task in sink._tasks:
+            task.cancel()
 
     asyncio.run(scenario())
 

@@ -32,7 +32,18 @@ def begun(source: Source, known: Position, **more: Any) -> Any:
 def test_position_of_another_topic_is_a_gap_up_to_the_end_that_was_known() -> None:
     pipeline = begun(Source(NEW, earliest=3), Position(40, "c", OLD, 2, 0, 55, 900))
     assert pipeline.began == (40, 2, Origin("c", OLD))
-    assert pipeline.gaps == [("recreated", 55, {"resume_at": 3, "origin": Origin("c", NEW)})]
+    assert pipeline.gaps == [("recreated", 55, {"resume_at": 0, "origin": Origin("c", NEW)})]
+
+
+def test_what_retention_took_of_a_topic_made_anew_is_a_gap_of_its_own() -> None:
+    """Its first records came and went while the mirror was away: they are on record as never carried."""
+    source = Source(NEW, earliest=3)
+    pipeline = begun(source, Position(40, "c", OLD, 2, 0, 55, 900))
+    ((_, _, behind),) = pipeline.gaps
+    pipeline.progress.fetch_offset, pipeline.origin, pipeline.gaps = behind["resume_at"], behind["origin"], []
+    pipeline.at_gap = lambda kind, to, _reason, **rest: pipeline.gaps.append((kind.value, to, rest))
+    asyncio.run(logs_of(source).explain(pipeline))  # the source does not know that offset
+    assert pipeline.gaps == [("expired", 3, {"resume_at": 3})]
 
 
 def test_end_of_the_log_is_known_from_the_beginning() -> None:

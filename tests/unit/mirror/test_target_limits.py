@@ -54,6 +54,31 @@ def test_limit_that_is_not_known_is_none(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (before > LARGE, after) == (True, 2_000_000)
 
 
+@pytest.mark.parametrize("told", [TopicAuthorizationFailed("no"), {}])
+def test_limit_that_was_told_once_is_none_when_it_is_told_no_more(
+    told: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been raised since, and a record between the two is one that the target takes."""
+    answers = [{"max.message.bytes": ConfigValue("1000000", False)}, told]
+
+    async def describe(*_: object) -> Any:
+        return {"flights": answers.pop(0)}
+
+    async def story() -> list[int]:
+        async with Cluster("agg", ["127.0.0.1:1"]) as target:
+            topics = TargetTopics(CONFIG, target, lambda: 0, lambda: 0)
+            topics._partition_counts["flights"] = 1
+            limits = []
+            while answers:
+                await topics.refresh_limits("flights")
+                limits.append(topics.max_batch_size("flights"))
+            return limits
+
+    monkeypatch.setattr(topics_module, "describe_topics_configs", describe)
+    before, after = asyncio.run(story())
+    assert (before, after > LARGE) == (1_000_000, True)
+
+
 def test_limit_is_asked_for_until_the_target_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or the try of a partition that is stopped at a gap would end in silence."""
     answers = [RequestTimedOut("away"), {"flights": {"max.message.bytes": ConfigValue("2000000", False)}}]

@@ -75,7 +75,7 @@ def test_log_that_never_had_the_epoch_of_what_was_fetched_is_another_one(monkeyp
     assert compared(source, pipeline) == {} and pipeline.gaps == [], "told once may be a leader that moves"
     assert pipeline.retry_at_ms > 0
     assert compared(source, pipeline, rounds=3) == {}
-    assert pipeline.gaps == [("recreated", 55, {"resume_at": 3})]
+    assert pipeline.gaps == [("recreated", 55, {"resume_at": 0})]
 
 
 def test_log_without_any_epochs_is_fetched_from(monkeypatch) -> None:
@@ -97,8 +97,8 @@ def test_log_that_is_shorter_in_its_leaders_own_epoch_is_left_to_the_fetch(monke
 @pytest.mark.parametrize(
     ("leader_epoch", "gap"),
     [
-        (5, ("recreated", 55, {"resume_at": 3, "origin": NAMELESS})),
-        (0, ("recreated", 55, {"resume_at": 3, "origin": NAMELESS})),
+        (5, ("recreated", 55, {"resume_at": 0, "origin": NAMELESS})),
+        (0, ("recreated", 55, {"resume_at": 0, "origin": NAMELESS})),
         (6, ("truncated", 40, {"first": 30, "resume_at": 30, "resume_epoch": 5})),
         (-1, ("truncated", 40, {"first": 30, "resume_at": 30, "resume_epoch": 5})),
     ],
@@ -106,7 +106,7 @@ def test_log_that_is_shorter_in_its_leaders_own_epoch_is_left_to_the_fetch(monke
 def test_log_that_became_shorter_without_a_new_leader_epoch_was_made_anew(
     monkeypatch: pytest.MonkeyPatch, leader_epoch: int, gap: tuple[Any, ...]
 ) -> None:
-    """The gap reaches to the old log's end, and what the new one holds is carried from its begin on."""
+    """The gap reaches to the old log's end, and the new one is carried from its first offset on."""
     pipeline = pipeline_at(40, epoch=5, topic_id=NO_TOPIC_ID)
     pipeline.lag.sample(55, 0)
     telling(monkeypatch, {5: (5, 30)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,13 +14,18 @@ from structlog.testing import capture_logs
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.metadata import TopicMetadata
 from millrace.broker.client.raw_produce import ProduceOutcome
-from millrace.broker.errors import TopicAuthorizationFailed
+from millrace.broker.client.retry import BackOff
+from millrace.broker.errors import NotEnoughReplicas, TopicAuthorizationFailed
+from millrace.broker.protocol.system_topics import AUDIT_TOPIC
 from millrace.mirror.config import parse_config
 from millrace.mirror.control.http.bodies import StatusAnswer
 from millrace.mirror.control.sight import trouble_gauges
+from millrace.mirror.delivery import system_records
 from millrace.mirror.delivery.lane import Identity
+from millrace.mirror.gaps.gaps import Gap, GapClass
 from millrace.mirror.pipeline import PartitionPipeline, State
 from millrace.mirror.topics import topics as topics_module
+from millrace.mirror.topics.own_topics import OFFSET_MAP, POSITIONS, STARTS
 from millrace.mirror.topics.routes import SourcePartition
 from millrace.mirror.topics.topics import WantedTopic
 from millrace.mirror.troubles import (
@@ -183,6 +188,108 @@ def test_batch_that_the_target_fails_at_for_ever_is_told_and_logged_once_and_not
         scene.passes(LASTING_AFTER_MS)
         assert answered_with(failed) == []
         assert answered_with(ProduceOutcome(0, 0)) == []
+        assert scene.told() == []
+
+    with_scene(story)
+
+
+@dataclass
+class OwnTopics:
+    """The mirror's own, of which one does not take what is written, for the reason that is said now."""
+
+    refusing: str
+    reason: str | None = "not enough replicas"
+
+    async def attempt(self, topic: str, records: list[Any], *_: object) -> int:
+        if topic == self.refusing and self.reason is not None:
+            raise NotEnoughReplicas(self.reason)
+        return len(records)
+
+
+def carried(scene: Scene, pipeline: PartitionPipeline) -> None:
+    """Ten records more, which the target acknowledges."""
+    pipeline.accept(answer(batch(pipeline.progress.fetch_offset, [5] * 10)))
+    scene.sink._answered(
+        pipeline.target,
+        scene.sink._lanes[pipeline.target].next_to_send(0),
+        ProduceOutcome(0, 0),
+        scene.now_ms,
+    )
+
+
+async def settled(scene: Scene) -> None:
+    carried(scene, scene.pipeline)
+    await scene.worker.delivery.settle([scene.pipeline])
+
+
+async def gap_recorded(scene: Scene) -> None:
+    gap = Gap(WHERE, 0, 9, GapClass.EXPIRED, "it expired", scene.now_ms)
+    await scene.worker._shared.gaps.record(gap)
+
+
+async def begun(scene: Scene) -> None:
+    await scene.worker._record_start(WHERE, at(0))
+
+
+@pytest.mark.parametrize(
+    ("topic", "write"),
+    [
+        (POSITIONS.of(CONFIG.name), settled),
+        (OFFSET_MAP.of(CONFIG.name), settled),
+        (AUDIT_TOPIC, gap_recorded),
+        (POSITIONS.of(CONFIG.name), begun),
+        (STARTS.of(CONFIG.name), begun),
+    ],
+)
+def test_record_of_the_mirrors_own_that_is_not_taken_shows_until_it_is(
+    topic: str, write: Callable[[Scene], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At least once nothing else would tell: the batches themselves get through."""
+
+    async def story(scene: Scene) -> None:
+        async def metadata(*_: object, **__: object) -> Any:
+            return SimpleNamespace(cluster_id="T")
+
+        topics = OwnTopics(topic)
+        monkeypatch.setattr(scene.target, "metadata", metadata)
+        monkeypatch.setattr(scene.worker._system, "_attempt", topics.attempt)
+        monkeypatch.setattr(system_records, "WRITE_BACK_OFF", BackOff(first_ms=1, limit_ms=1))
+        scene.worker.delivery.began(scene.pipeline)
+        began_ms = scene.now_ms
+        with capture_logs() as lines:
+            writing = asyncio.create_task(write(scene))
+            await until(lambda: scene.told() != [])
+            await until_lasting(scene, f"{topic} takes no record of it: not enough replicas")
+            topics.reason = "the disk is full"
+            await until(lambda: "the disk is full" in scene.told()[0][2])
+            ((*_, since_ms),) = scene.told()
+            assert since_ms == began_ms, "the newest reason, since the first"
+            topics.reason = None
+            await writing
+        assert scene.told() == [] and scene.worker.status.is_ready()
+        assert [line["topic"] for line in lines if line["log_level"] == "warning"] == [topic]
+
+    with_scene(story)
+
+
+def test_position_that_waits_behind_one_that_is_not_taken_shows_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(scene: Scene) -> None:
+        topics, worker = OwnTopics(POSITIONS.of(CONFIG.name)), scene.worker
+        monkeypatch.setattr(worker._system, "_attempt", topics.attempt)
+        monkeypatch.setattr(system_records, "WRITE_BACK_OFF", BackOff(first_ms=1, limit_ms=1))
+        for number in (1, 2):
+            where = SourcePartition("ewr", "flights", number)
+            target = worker.discovery.target_of(where)
+            worker.owned[where] = PartitionPipeline(where, target, scene.sink, worker._shared, lambda _: None)
+            worker.owned[where].ready(at(0))
+        for pipeline in worker.owned.values():
+            worker.delivery.began(pipeline)
+        writing = asyncio.create_task(settled(scene))
+        await until(lambda: scene.told() != [])
+        carried(scene, worker.owned[where])
+        assert sorted(number or 0 for _, number, *_ in scene.told()) == [0, 2], "1 has nothing to write"
+        topics.reason = None
+        await writing
         assert scene.told() == []
 
     with_scene(story)

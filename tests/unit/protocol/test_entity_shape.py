@@ -12,9 +12,10 @@ from io import BytesIO
 from typing import Any
 
 import pytest
-from kio.serial import entity_writer
+from kio.serial import entity_reader, entity_writer
 
 from millrace.broker.errors import ProtocolError
+from millrace.broker.protocol import gradual_reader
 from millrace.broker.protocol.entity_shape import NO_LIMIT, checked
 from millrace.broker.protocol.frames import Api, decode_entity
 from millrace.broker.server.answers import build_entity, request_type, response_type
@@ -68,6 +69,32 @@ def test_every_message_of_every_version_passes_and_a_byte_less_does_not() -> Non
             end_of(entity_type, data)
             decoded = decode_entity(entity_type, data, 0)
             assert decode_entity(entity_type, written(decoded), 0) == decoded
+            assert decode_entity(entity_type, data, 0, gradually=True) == decoded
+
+
+def test_a_reader_beside_which_others_go_on_is_native_for_one_item_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The native one keeps the interpreter's lock until it returns."""
+    sizes: list[int] = []
+
+    def counting(entity_type: type[Any]) -> Any:
+        native = entity_reader(entity_type)
+
+        def read(buffer: memoryview, position: int) -> Any:
+            found = native(buffer, position)
+            sizes.append(found[1])
+            return found
+
+        return read
+
+    monkeypatch.setattr(gradual_reader, "_readers", {})
+    monkeypatch.setattr(gradual_reader, "entity_reader", counting)
+    partitions = [{"partition_index": number, "committed_offset": 0} for number in range(10)]
+    topics = [{"name": f"t{number}", "partitions": partitions} for number in range(5)]
+    entity = build_entity(request_type(Api.OFFSET_COMMIT, 8), {"group_id": "g", "topics": topics})
+    assert decode_entity(type(entity), written(entity), 0, gradually=True) == entity
+    assert len(sizes) == 50 and max(sizes) < 30
 
 
 def test_unknown_tagged_fields_are_left_out() -> None:
@@ -82,6 +109,7 @@ def test_unknown_tagged_fields_are_left_out() -> None:
             count += 1
             more = data[:-1] + b"\x02\x63\x03abc\xe8\x07\x00"
             assert decode_entity(entity_type, more, 0) == decode_entity(entity_type, data, 0)
+            assert decode_entity(entity_type, more, 0, gradually=True) == decode_entity(entity_type, data, 0)
     assert count > 250
 
 

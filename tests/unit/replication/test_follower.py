@@ -20,8 +20,8 @@ from millrace.broker.replication.follower import (
     Append,
     AskBounds,
     AskLater,
+    FollowerState,
     Outdated,
-    Position,
     StartAnew,
     Truncate,
     decide,
@@ -32,7 +32,7 @@ from millrace.broker.replication.follower import (
 from millrace.broker.replication.partition import PartitionState, Replica
 from millrace.broker.storage.leader_epochs import LeaderEpochCache
 
-POSITION = Position(leader_epoch=4, start_offset=0, end_offset=100, high_watermark=90)
+POSITION = FollowerState(leader_epoch=4, start_offset=0, end_offset=100, high_watermark=90)
 
 
 class History:
@@ -163,7 +163,7 @@ def test_cutting_ends_with_a_prefix_of_the_leaders_history(logs: tuple[list[int]
     for _ in range(20):
         last_epoch = follower.cache.latest_epoch
         parted = leader.diverging(follower.end, last_epoch) if last_epoch >= 0 else None
-        position = Position(9, 0, follower.end, 0)
+        position = FollowerState(9, 0, follower.end, 0)
         decision = decide(Answer(9, follower.end, last_epoch, diverging=parted), position, follower.cache)
         if decision == Append():
             break

@@ -441,7 +441,9 @@ def test_more_than_an_answer_can_hold_is_not_waited_for(tmp_path: Path) -> None:
     async def scenario() -> int:
         async with _broker(tmp_path, largest_answer=500) as services:
             services.replica_manager.append_now("t", 0, _batch(b"x" * 1_000), 1)
-            return len(_decoded(_ask(services, min_bytes=100_000)).partitions[0].records)
+            answer = _ask(services, min_bytes=100_000)
+            assert not asyncio.isfuture(answer), "it waits"
+            return len(_decoded(answer).partitions[0].records)
 
     assert asyncio.run(scenario()) > 1_000
 

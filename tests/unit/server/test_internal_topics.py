@@ -66,7 +66,8 @@ def test_leadership_loads_and_unloads():
 
 
 @pytest.mark.parametrize(
-    "failure", [KafkaStorageError("a bad disk"), OSError("gone"), UnreadableRecord("torn")]
+    "failure",
+    [KafkaStorageError("a bad disk"), OSError("gone"), UnreadableRecord("torn"), KeyError("a defect")],
 )
 def test_a_load_that_fails_is_tried_again(failure):
     async def scenario(it: Coordinator) -> None:
@@ -75,6 +76,20 @@ def test_a_load_that_fails_is_tried_again(failure):
         await it.until(("load", 0), ("load", 0), ("load", 0), ("loaded", 0))
 
     run(scenario)
+
+
+def test_why_a_load_fails_is_told_once_until_it_is_something_else():
+    async def scenario(it: Coordinator) -> None:
+        it.failures = [*(KeyError("a defect") for _ in range(3)), *(OSError("gone") for _ in range(2))]
+        it.loader.gained("topic", 7)
+        await it.until(*[("load", 7)] * 6, ("loaded", 7))
+
+    with capture_logs() as told:
+        run(scenario)
+    defect, gone = told
+    assert (defect["log_level"], defect["topic"], defect["partition"]) == ("error", "topic", 7)
+    assert "defect" in defect["event"] and isinstance(defect["exc_info"], KeyError)
+    assert "defect" not in gone["event"] and gone["error"] == "gone"
 
 
 def test_a_lost_leadership_ends_the_trying():

@@ -1,13 +1,14 @@
-"""Requests of administrators with very many items: nobody else waits for them."""
+"""Requests with very many items, and answers: nobody else waits for them."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import uuid
 from collections import Counter
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from kio.schema.errors import ErrorCode
@@ -15,11 +16,11 @@ from kio.schema.errors import ErrorCode
 from millrace.broker.config import BrokerSettings
 from millrace.broker.coordination.metadata_cache import MetadataCache
 from millrace.broker.coordination.paths import BrokerRegistration, TopicAssignment
-from millrace.broker.errors import UnknownTopicOrPartition
+from millrace.broker.errors import ElectionNotNeeded, ProtocolError, UnknownTopicOrPartition
 from millrace.broker.groups.offsets import CommittedOffset
 from millrace.broker.protocol.frames import Api, decode_response, encode_request
 from millrace.broker.replication.off_loop import SLICE_LENGTH
-from millrace.broker.server import answers
+from millrace.broker.server import answers, dispatch
 from millrace.broker.server.answers import build_entity, request_type, response_type
 from millrace.broker.server.dispatch import Dispatcher
 from millrace.broker.server.handlers import alter_client_quotas, describe_configs
@@ -54,13 +55,14 @@ def ask(api: Api, version: int, turns: Turns | None = None, services: Any = None
         ),
         replica_manager=SimpleNamespace(log_defaults=LogConfig()),
     )
-    frame = bytes(encode_request(build_entity(request_type(api, version), fields), 5, "x"))
+    frame = bytearray(encode_request(build_entity(request_type(api, version), fields), 5, "x"))
     dispatcher = Dispatcher(handlers(), services, metrics)
 
     async def asked() -> Any:
         if turns is not None:
             turns.next()
         answering: Any = dispatcher.dispatch(memoryview(frame)[4:], "x")
+        frame[:] = bytes(len(frame))  # others' bytes are received there by now
         answer = await answering
         if turns is not None:
             turns.until_answered = turns.count
@@ -232,6 +234,99 @@ def test_what_asks_about_very_many_partitions_holds_nobody_up(
     looked_up = api in (Api.OFFSET_FOR_LEADER_EPOCH, Api.LIST_OFFSETS, Api.DELETE_RECORDS)
     assert in_turn.total() == (count if looked_up else 0)
     assert max(in_turn.values(), default=0) <= SLICE_LENGTH
+
+
+@pytest.mark.parametrize("asked_for", ["all", "each"])
+def test_elections_of_very_many_partitions_are_answered_from_a_thread(
+    monkeypatch: pytest.MonkeyPatch, asked_for: str
+) -> None:
+    on_loop = where_it_is_written(monkeypatch, Api.ELECT_LEADERS, 2)
+    count = 1_300
+
+    async def elect(_kind: str, keys: list[Any], _timeout_ms: float) -> Any:
+        return {key: ElectionNotNeeded("no") if key[1] % 2 else None for key in keys}
+
+    services = cluster_of(t=count, u=2)
+    services.elections = SimpleNamespace(elect=elect)
+    asked = [{"topic": "t", "partitions": range(count)}, {"topic": "u", "partitions": range(2)}]
+    told = ask(
+        Api.ELECT_LEADERS,
+        2,
+        services=services,
+        election_type=0,
+        topic_partitions=None if asked_for == "all" else asked,
+    ).replica_election_results
+    step = 2 if asked_for == "all" else 1
+    assert {topic.topic: [each.partition_id for each in topic.partition_result] for topic in told} == {
+        "t": list(range(0, count, step)),
+        "u": list(range(0, 2, step)),
+    }
+    assert on_loop == [asked_for == "all"]
+
+
+class Decoding(NamedTuple):
+    """Of a request. The collector would look through all that is made again and again, and keep the
+    interpreter for that."""
+
+    on_loop: bool
+    gradually: bool
+    with_collector: bool
+
+
+AT_ONCE, ON_A_THREAD = Decoding(True, False, True), Decoding(False, True, False)
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Decoding]:
+    """How each request was decoded that was."""
+    seen: list[Decoding] = []
+    decode = dispatch.decode_entity
+
+    def decoding(*arguments: Any, gradually: bool, **options: Any) -> Any:
+        on_loop = threading.current_thread() is threading.main_thread()
+        seen.append(Decoding(on_loop, gradually, gc.isenabled()))
+        return decode(*arguments, gradually=gradually, **options)
+
+    monkeypatch.setattr(dispatch, "decode_entity", decoding)
+    monkeypatch.setattr(dispatch, "DECODED_AT_ONCE", 1_000)
+    return seen
+
+
+@pytest.mark.parametrize(("count", "how"), [(50, AT_ONCE), (500, ON_A_THREAD)], ids=["small", "large"])
+def test_large_request_is_decoded_on_a_thread_and_a_small_one_at_once(
+    decoded: list[Decoding], count: int, how: Decoding
+) -> None:
+    def unknown(*_: Any) -> Any:
+        raise UnknownTopicOrPartition("no")
+
+    services = SimpleNamespace(replica_manager=SimpleNamespace(epoch_end=unknown))
+    services.metrics = BrokerMetrics()
+    asked = [{"topic": "t", "partitions": [{"partition": number} for number in range(count)]}]
+    told = ask(Api.OFFSET_FOR_LEADER_EPOCH, 3, services=services, topics=asked).topics
+    assert [[each.partition for each in topic.partitions] for topic in told] == [list(range(count))]
+    assert decoded == [how]
+    assert gc.isenabled()
+
+
+def test_large_request_of_a_version_that_is_not_spoken_is_read_on_a_thread(decoded: list[Decoding]) -> None:
+    topics = [{"name": f"t{number}" * 10, "partitions": [{}]} for number in range(100)]
+    told = ask(Api.LIST_OFFSETS, 10, services=SimpleNamespace(), topics=topics)
+    assert len(told.topics) == 100
+    assert decoded == [ON_A_THREAD]
+
+
+def test_large_request_that_cannot_be_read_closes_its_connection(decoded: list[Decoding]) -> None:
+    request = build_entity(request_type(Api.OFFSET_DELETE, 0), {"group_id": "g" * 2_000})
+    frame = encode_request(request, 5, "x")
+    dispatcher = Dispatcher(handlers(), SimpleNamespace(), BrokerMetrics())
+
+    async def asked() -> Any:
+        answering: Any = dispatcher.dispatch(memoryview(frame)[4:-1], "x")
+        return await answering
+
+    with pytest.raises(ProtocolError, match="cannot be read"):
+        asyncio.run(asked())
+    assert decoded == [ON_A_THREAD]
 
 
 def test_topic_that_is_asked_for_a_thousand_times_is_told_once() -> None:

@@ -94,6 +94,7 @@ def test_crash_after_any_file_operation_leaves_one_of_both(tmp_path: Path, recov
             copy,
             log.config,
             recovery_point=log.recovery_point if recovery_point == "flushed" else 0,
+            is_as_left=True,
             now_ms=NOW_MS,
         )
         assert again.end_offset == log.end_offset

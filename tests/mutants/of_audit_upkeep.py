@@ -1,0 +1,149 @@
+"""The audit's rules about what is pruned and what stays, each taken out."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+JOB = "tests/unit/audit_job"
+
+OF_AUDIT_UPKEEP = (
+    Mutant(
+        name="roster-owes-a-pruned-window-twice",
+        promise="What is left of a pruned window is one line, with what the roster owed of it.",
+        file="audit/runs/next_commit.py",
+        rule="but(run.pruned_lines, pruned), but(run.owed, pruned)",
+        instead="but(run.pruned_lines, pruned), run.owed",
+        red=(
+            f"{JOB}/test_upkeep.py"
+            "::test_what_the_roster_owes_of_a_pruned_window_is_in_its_line_and_nowhere_else",
+        ),
+    ),
+    Mutant(
+        name="doubted-stream-forgotten",
+        promise="A stream in doubt that nobody waived is not forgotten when its windows are pruned.",
+        file="audit/keeping/upkeep.py",
+        rule="            or stream in needed\n",
+        instead="",
+        red=(f"{JOB}/test_upkeep.py::test_a_stream_in_doubt_that_nobody_waived_is_not_forgotten",),
+    ),
+    Mutant(
+        name="pruned-stream-without-a-topic",
+        promise="A stream that no event tells of keeps its doubt when its windows are pruned.",
+        file="audit/keeping/upkeep.py",
+        rule="        left.topic = topic\n",
+        instead="",
+        red=(
+            f"{JOB}/test_upkeep.py"
+            "::test_a_stream_that_no_event_tells_of_keeps_its_doubt_when_its_windows_are_pruned",
+        ),
+    ),
+    Mutant(
+        name="late-records-under-every-name",
+        promise="A late record of a merged topic is counted once, whatever names its cluster is read by.",
+        file="audit/keeping/upkeep.py",
+        rule="[each for each in places if audited_topic(each) == own] or places",
+        instead="places",
+        red=(
+            f"{JOB}/test_upkeep.py"
+            "::test_late_records_where_topics_are_merged_are_counted_once_and_under_the_audited_topics_name",
+        ),
+    ),
+    Mutant(
+        name="late-records-of-no-audited-topic",
+        promise="Late records hold the audited topic's watermark, whatever their producer calls it.",
+        file="audit/spark/spark_cells.py",
+        rule='late_row(reconciler.told_topic(known) or "", ',
+        instead='late_row(known[0]["topic"] or "", ',
+        red=(
+            f"{JOB}/test_upkeep.py"
+            "::test_late_records_where_topics_are_merged_are_counted_once_and_under_the_audited_topics_name",
+        ),
+    ),
+    Mutant(
+        name="late-reports-of-no-audited-topic",
+        promise="A late report holds the audited topic's watermark, whatever its producer calls it.",
+        file="audit/keeping/upkeep.py",
+        rule='_of_topic(LATE_REPORT, (topic_of or {}).get(stream, ""))',
+        instead="_of_topic(LATE_REPORT, facts.topic)",
+        red=(
+            f"{JOB}/test_upkeep.py"
+            "::test_events_that_tell_a_pruned_window_again_are_dropped_and_a_longer_report_is_told",
+        ),
+    ),
+    Mutant(
+        name="late-records-counted-again",
+        promise="A late record that the next run reads again is not in what a fold keeps of this one.",
+        file="audit/keeping/upkeep.py",
+        rule="{what: count - again.get(what, 0) for what",
+        instead="{what: count for what",
+        red=(f"{JOB}/test_upkeep.py::test_a_late_record_that_is_read_again_is_not_added_to_what_is_kept",),
+    ),
+    Mutant(
+        name="pruned-though-nobody-waived",
+        promise="What is neither proven nor waived keeps its evidence, and its row.",
+        file="audit/keeping/upkeep.py",
+        rule="may_go = pc.and_not(pc.and_(good, is_old), ",
+        instead="may_go = pc.and_not(is_old, ",
+        red=(f"{JOB}/test_upkeep.py::test_only_what_is_proven_or_waived_for_long_enough_may_go",),
+    ),
+    Mutant(
+        name="pruned-without-what-it-hangs-on",
+        promise="Windows in which a stream has numbers in common go together or not at all.",
+        file="audit/keeping/upkeep.py",
+        rule="if len(each - stay) not in (0, count)]",
+        instead="if not count]",
+        red=(f"{JOB}/test_upkeep.py::test_windows_that_have_numbers_in_common_go_together_or_not_at_all",),
+    ),
+    Mutant(
+        name="pruned-report-forgets-who-was-unsure",
+        promise="A record that a pruned window's report called ambiguous may lie in another window.",
+        file="audit/runs/fact_rows.py",
+        rule="self.ambiguous |= unsure & report.ambiguous",
+        instead="self.ambiguous |= BitMap64()",
+        red=(
+            f"{JOB}/test_upkeep.py"
+            "::test_how_a_number_was_reported_in_a_pruned_window_still_counts_for_another_one",
+        ),
+    ),
+    Mutant(
+        name="two-producers-forgotten",
+        promise="Two producers of one stream id stay in doubt when the reports that showed it are pruned.",
+        file="audit/keeping/upkeep.py",
+        rule="                facts.conflict(TOLD_TWICE)  #",
+        instead="                pass  #",
+        red=(
+            f"{JOB}/test_upkeep.py"
+            "::test_that_two_producers_used_one_stream_id_is_not_forgotten_with_the_reports_that_showed_it",
+        ),
+    ),
+    Mutant(
+        name="pruned-by-an-older-program-may-be-there",
+        promise="Of numbers that an older program pruned none is taken for one that may be there.",
+        file="audit/runs/fact_rows.py",
+        rule='body.get("failed", body["sequences"])',
+        instead='body.get("failed", [])',
+        red=(
+            f"{JOB}/test_upkeep.py"
+            "::test_of_numbers_that_an_older_program_pruned_none_is_taken_for_one_that_may_be_there",
+        ),
+    ),
+    Mutant(
+        name="pruned-though-it-tells-of-a-loss",
+        promise="Where a mirror keeps no positions, a topic with a loss keeps what arrived after it.",
+        file="audit/keeping/upkeep.py",
+        rule="whole = undecided_topics(numbered, waived) if places_decide else set()",
+        instead="whole: set[str] = set()",
+        red=(
+            f"{JOB}/test_upkeep.py"
+            "::test_where_a_mirror_keeps_no_positions_a_topic_with_a_loss_keeps_what_arrived_later",
+        ),
+    ),
+    Mutant(
+        name="pruned-though-a-row-is-open",
+        promise="A window of which one stream's row is open keeps the evidence of all of them.",
+        file="audit/keeping/upkeep.py",
+        rule="lines.filter(pc.invert(may_go)).select(WINDOW), unsettled.select(WINDOW)",
+        instead="lines.filter(pc.invert(may_go)).select(WINDOW)",
+        red=(f"{JOB}/test_upkeep.py::test_one_stream_that_is_not_done_keeps_the_whole_window",),
+    ),
+)
