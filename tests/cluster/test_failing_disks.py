@@ -28,11 +28,11 @@ from millrace.broker.storage import file_dump
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
 from tests import root_rights
-from tests.peers import kafka
 from tests.ports import free_port
 from tests.raw_client import RawClient, batch_of
 from tests.servers import BrokerProcess, ZooKeeper
 from tests.waiting import patience, until
+from tests.wire.java_tools import JavaTools
 
 pytestmark = pytest.mark.java
 
@@ -244,7 +244,6 @@ def test_full_disk_refuses_writes_until_there_is_room(
 @pytest.mark.kafka
 def test_apache_kafka_s_tool_reads_what_storage_writes(tmp_path: Path) -> None:
     """Compacted segments, aborted transactions, snapshots, indexes: the tool says the same as ours."""
-    libs = kafka.gather_jars()
     config = LogConfig(
         segment_bytes=3000,
         index_interval_bytes=100,
@@ -284,21 +283,8 @@ def test_apache_kafka_s_tool_reads_what_storage_writes(tmp_path: Path) -> None:
     manager.close(now_ms)
     files = sorted(path for path in log.directory.iterdir() if file_dump.kind_of(path).startswith("."))
     assert {path.suffix for path in files} == {".log", ".index", ".timeindex", ".txnindex", ".snapshot"}
-    shown = subprocess.run(
-        [
-            "java",
-            "-cp",
-            f"{libs}/*",
-            "kafka.tools.DumpLogSegments",
-            "--deep-iteration",
-            "--files",
-            ",".join(map(str, files)),
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    parts = re.split(r"^Dumping (.*)\n", shown.stdout, flags=re.M)[1:]
+    shown = JavaTools("", tmp_path).raw("dump-log", "--deep-iteration", "--files", ",".join(map(str, files)))
+    parts = re.split(r"^Dumping (.*)\n", shown.checked().out, flags=re.M)[1:]
     said = {Path(name): text for name, text in zip(parts[::2], parts[1::2], strict=True)}
     assert sorted(said) == files
     for path, text in said.items():

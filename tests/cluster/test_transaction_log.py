@@ -6,7 +6,6 @@ Kafka's bytes must survive our decoder and encoder unchanged, and its own tools 
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable
 
@@ -22,14 +21,13 @@ from millrace.broker.protocol.records import Record, read_records
 from millrace.broker.protocol.system_topics import TRANSACTIONS_TOPIC
 from millrace.broker.transactions.records import decode_key, decode_value, encode_key, encode_value
 from tests.cluster.transactional import TIMEOUT_S, RawProducer, coordinator_of, create_topic, read, until
-from tests.peers.kafka import KafkaPeer, gather_jars
+from tests.peers.kafka import KafkaPeer
 from tests.raw_client import RawClient
 from tests.servers import BrokerProcess
 from tests.waiting import patience
+from tests.wire.java_tools import JavaTools
 
 pytestmark = [pytest.mark.java, pytest.mark.kafka]
-
-TOOL_TIMEOUT_S = 180.0
 
 
 @pytest.fixture
@@ -155,22 +153,10 @@ def test_records_of_a_cluster_with_kip_890(kafka_peer):
 
 
 @pytest.fixture
-def java() -> Callable[..., str]:
+def java(tmp_path) -> Callable[..., str]:
     """Run a tool of Apache Kafka; its output."""
-    libs = gather_jars()
-
-    def run(main: str, *arguments: str, timeout_s: float = TOOL_TIMEOUT_S) -> str:
-        done = subprocess.run(
-            ["java", "-Xmx256M", "-XX:TieredStopAtLevel=1", "-cp", f"{libs}/*", main, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-        return done.stdout
-
-    return run
+    tools = JavaTools("", tmp_path)
+    return lambda tool, *arguments: tools.raw(tool, *arguments).checked().out
 
 
 def test_the_java_client_copies_exactly_once(narrow, java):
@@ -182,7 +168,7 @@ def test_the_java_client_copies_exactly_once(narrow, java):
         plain.produce("source", b"%d" % number)
     plain.flush(patience(TIMEOUT_S))
     java(
-        "org.apache.kafka.tools.TransactionalMessageCopier",
+        "transactional-copier",
         *("--broker-list", narrow.bootstrap, "--input-topic", "source", "--input-partition", "0"),
         *("--output-topic", "target", "--consumer-group", "copiers", "--transactional-id", "copier"),
         *(
@@ -203,7 +189,7 @@ def test_kafkas_tools_read_and_list(narrow, java):
     story(narrow.port)
     expected = len(records_of(narrow.port))
     decoded = java(
-        "org.apache.kafka.tools.consumer.ConsoleConsumer",
+        "console-consumer",
         *("--bootstrap-server", narrow.bootstrap, "--topic", TRANSACTIONS_TOPIC, "--from-beginning"),
         *("--formatter", "org.apache.kafka.tools.consumer.TransactionLogMessageFormatter"),
         *("--consumer-property", "exclude.internal.topics=false", "--timeout-ms", "120000"),
@@ -211,7 +197,7 @@ def test_kafkas_tools_read_and_list(narrow, java):
     )
     assert decoded.count('"transactionalId":"orders"') == expected == len(records_of(narrow.port))
     assert '"topic":"flights"' in decoded
-    tool = "org.apache.kafka.tools.TransactionsCommand"
+    tool = "transactions"
     server = ("--bootstrap-server", narrow.bootstrap)
     listed = java(tool, *server, "list")
     assert "orders" in listed
@@ -233,7 +219,7 @@ def test_a_hanging_transaction_is_found_and_ended_by_the_tool(broker_factory, ja
     producer.begin()
     assert producer.produce("flights", 0, b"hanging") is ErrorCode.none  # in no transaction
     assert read(broker, "flights", 1) == []
-    tool = "org.apache.kafka.tools.TransactionsCommand"
+    tool = "transactions"
     server = ("--bootstrap-server", broker.bootstrap)
     found = java(
         tool, *server, "find-hanging", "--broker-id", str(broker.id), "--max-transaction-timeout", "0"

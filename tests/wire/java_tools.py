@@ -1,12 +1,17 @@
-"""The Java client, as the console tools of Apache Kafka: each call is a process of its own.
+"""The Java client, as the console tools of Apache Kafka.
 
-A JVM costs a second or two to start, so tests give one call much to do, and run calls that do not depend on
-each other side by side (`together`). The jars are those that `tests/peers/kafka.py` gathers for the server.
+A JVM costs a second or two to start. So what administrators ask and do, and the console's consumer
+(`IN_ONE_JVM`), are run by one that stays, one `main` after the other (`java/ToolsHost.java`); all others have
+a process of their own, and tests give one such call much to do. The jars are those that `tests/peers/kafka.py`
+gathers for the server.
 """
 
 from __future__ import annotations
 
+import atexit
+import base64
 import subprocess
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -55,6 +60,22 @@ MAIN_CLASSES = {
 }
 """Names as the shell scripts of Apache Kafka have them, and what they start."""
 
+IN_ONE_JVM = {
+    *(
+        "topics",
+        "configs",
+        "groups",
+        "consumer-groups",
+        "get-offsets",
+        "delete-records",
+        "log-dirs",
+        "dump-log",
+    ),
+    *("leader-election", "reassign-partitions", "cluster", "broker-api-versions", "transactions"),
+    "console-consumer",
+}
+HOST = Path(__file__).with_name("java") / "ToolsHost.java"
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -81,19 +102,15 @@ class JavaTools:
         self._logging.write_text(_LOGGING)
 
     def command(self, tool: str, *arguments: str) -> list[str]:
+        return [*self._start(), MAIN_CLASSES[tool], *arguments]
+
+    def _start(self) -> list[str]:
         logging = f"-Dlog4j2.configurationFile={self._logging}"
-        start = [
-            "java",
-            *_JVM_OPTIONS,
-            *class_options(),
-            logging,
-            "-cp",
-            f"{self._libs}/*",
-            MAIN_CLASSES[tool],
-        ]
-        return [*start, *arguments]
+        return ["java", *_JVM_OPTIONS, *class_options(), logging, "-cp", f"{self._libs}/*"]
 
     def raw(self, tool: str, *arguments: str, given: str = "") -> Outcome:
+        if tool in IN_ONE_JVM and not given:
+            return _host.run(self._start(), MAIN_CLASSES[tool], *arguments)
         done = subprocess.run(
             self.command(tool, *arguments),
             input=given,
@@ -107,6 +124,40 @@ class JavaTools:
 
     def run(self, tool: str, *arguments: str, given: str = "") -> Outcome:
         return self.raw(tool, "--bootstrap-server", self.bootstrap, *arguments, given=given)
+
+
+class _Host:
+    """One JVM for tools, from the first run to the end of this process, which it does not outlive."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def run(self, start: Sequence[str], main_class: str, *arguments: str) -> Outcome:
+        """`start` begins the JVM where there is none yet."""
+        asked = b" ".join(base64.b64encode(word.encode()) for word in (main_class, *arguments))
+        with self._lock:
+            if self._process is None:
+                self._process = subprocess.Popen(
+                    [*start, str(HOST)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                )
+                # Leaving its context closes its standard input and waits until it has ended.
+                atexit.register(self._process.__exit__, None, None, None)
+            assert self._process.stdin is not None and self._process.stdout is not None
+            late = threading.Timer(patience(TIMEOUT_S), self._process.kill)
+            late.start()
+            try:
+                self._process.stdin.write(asked + b"\n")
+                self._process.stdin.flush()
+                answer = self._process.stdout.readline().split()
+            finally:
+                late.cancel()
+        assert len(answer) == 3, f"the JVM of the tools ended at {main_class} {' '.join(arguments)}"
+        out, err = (base64.b64decode(said) if said != b"-" else b"" for said in answer[1:])
+        return Outcome(int(answer[0]), *(said.decode(errors="surrogateescape") for said in (out, err)))
+
+
+_host = _Host()
 
 
 def together(calls: Mapping[str, Callable[[], Outcome]]) -> dict[str, Outcome]:
