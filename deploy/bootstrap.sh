@@ -139,8 +139,10 @@ warm_kernels() {
     "$venv/bin/python" - <<'END'
 import millrace.audit.scanning.row_records
 import millrace.audit.scanning.scan
+import millrace.audit.scanning.set_kernels
 import millrace.audit.scanning.unpack
 import millrace.broker.protocol.compaction_kernels
+import millrace.broker.protocol.offsets_kernels
 import millrace.broker.protocol.record_kernels
 import millrace.broker.protocol.rewrite_kernels
 import millrace.mirror.batches.coalesce_kernels

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -131,3 +133,25 @@ def test_jars_that_cannot_be_fetched_now_do_not_stop_the_set_up(checkout: Path) 
     assert answer.returncode == 0, answer.stderr
     (said,) = [line for line in answer.stderr.splitlines() if "Maven" in line]
     assert said == "Maven could not fetch the jars of tests/peers/kafka.py: the tests will try again"
+
+
+def test_every_kernel_is_compiled_at_set_up() -> None:
+    """Or the first processes that need it compile it, each for itself."""
+    text = SCRIPT.read_text()
+    imports = re.findall(r"^import (millrace\S+)$", text[text.index("warm_kernels() {") :], re.MULTILINE)
+    loaded = subprocess.run(
+        [sys.executable, "-c", f"import sys, {', '.join(imports)}\nprint(*sys.modules, sep='\\n')"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+    ).stdout.split()
+    root = SCRIPT.parents[1]
+    with_kernels = {
+        f"millrace.{path.relative_to(root).with_suffix('').as_posix().replace('/', '.')}"
+        for part in ("broker", "mirror", "audit", "deploy")
+        for path in (root / part).rglob("*.py")
+        if "import njit" in path.read_text()
+    }
+    assert len(with_kernels) > 9
+    assert with_kernels <= set(loaded)
