@@ -50,7 +50,7 @@ def read(frame: bytes) -> None:
         decode_entity(request_type(head.api_key, head.version), view, position, most_items=100_000)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=seeds.examples(400), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     try:
@@ -59,7 +59,7 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
         return
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=seeds.examples(600), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 2**63), st.sampled_from(HANDLERS), st.data())
 def test_any_damage_to_a_request_is_read_or_refused(seed: int, handler: object, data: st.DataObject) -> None:
     rng = random.Random(seed)

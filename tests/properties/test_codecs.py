@@ -20,7 +20,7 @@ from millrace.broker.protocol.records import (
     warm_kernels,
     whole_batches,
 )
-from tests import records_oracle
+from tests import records_oracle, seeds
 
 warm_kernels()  # not within an example's time
 
@@ -75,7 +75,7 @@ def test_scan_gives_the_columns_of_the_oracle(given_records: list[Record]) -> No
         assert columns.headers_count[number] == len(raw.headers)
 
 
-@settings(max_examples=400)
+@settings(max_examples=seeds.examples(400))
 @given(
     records,
     st.lists(st.tuples(st.integers(0, 400), st.sampled_from([0, 1, 2, 3, 14, 0x7F, 0x80, 0xFF])), max_size=3),

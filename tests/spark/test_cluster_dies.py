@@ -28,6 +28,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.long
 def test_a_cluster_that_dies_in_the_middle_of_a_run_is_one_line_and_the_next_run_is_right(
     spark: Any, broker_factory: BrokerFactory, tmp_path: Path
 ) -> None:

@@ -187,6 +187,7 @@ def test_ranges_of_one_partition_are_read_as_one():
     }
 
 
+@pytest.mark.long
 def test_a_query_moves_over_from_the_connector_by_the_formats_name_alone(spark, broker_factory):
     """The same options and the same query, the same rows in columns of the same types."""
     broker = broker_factory(log_retention_ms=-1)

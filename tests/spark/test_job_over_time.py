@@ -148,6 +148,7 @@ def test_old_proofs_are_folded_away_and_what_comes_late_for_them_is_told_and_not
     assert written(world.config) == fourth.summary
 
 
+@pytest.mark.long
 def test_a_state_of_version_5_is_carried_over_once_and_its_revisions_go_on(spark, world, stream):
     """It has lines in one file, and no rows; before version 5 they did not tell what was open."""
     world.carry(stream, lose=[15, 16])
@@ -175,6 +176,7 @@ def test_a_state_of_version_5_is_carried_over_once_and_its_revisions_go_on(spark
     assert audit(world).summary == second.summary and state.latest() == kept
 
 
+@pytest.mark.long
 def test_cells_of_proven_windows_lose_their_places_and_a_late_copy_is_named_all_the_same(
     spark, world, stream, monkeypatch
 ):
@@ -202,6 +204,7 @@ def test_cells_of_proven_windows_lose_their_places_and_a_late_copy_is_named_all_
     assert revised["2013-01-02T00:00:00Z"] == "PROVEN"
 
 
+@pytest.mark.long
 def test_cells_of_many_runs_become_few_files_and_the_verdicts_stay(spark, world, stream, monkeypatch):
     monkeypatch.setattr(upkeep, "FOLD_FILES", 2)
     world.carry(stream, lose=[15])
@@ -348,8 +351,17 @@ def test_another_window_than_the_states_is_refused_and_nothing_changes(spark, wo
     assert sorted(str(path) for path in counted.state.rglob("*")) == before
     assert written(counted) == lost.summary
     assert "for another window use another state" in (counted.report / "index.html").read_text()
-    # In a state of its own it is counted in the new windows, and the same is found.
-    world.config = world.config.model_copy(update={"state": counted.state.with_name("state-12h")})
+
+
+@pytest.mark.long
+def test_in_a_state_of_its_own_another_window_finds_the_same(spark, world, stream):
+    world.carry(stream, lose=[15])
+    world.position("ewr", 1000)
+    lost = audit(world)
+    counted = world.config
+    world.config = counted.model_copy(
+        update={"window_ms": DAY_MS // 2, "state": counted.state.with_name("state-12h")}
+    )
     anew = audit(world)
     assert anew.exit_status == 1
     assert [each["sequences"] for each in anew.summary["losses"]] == [[[15, 15]]]

@@ -60,6 +60,7 @@ def test_stale_mutant_says_why(project: Path) -> None:
         assert f"there is no test {gone}" in replace(MUTANT, red=(gone,)).staleness(project)
 
 
+@pytest.mark.long
 def test_only_an_assertion_is_red_and_the_copy_is_as_before(project: Path, tmp_path: Path) -> None:
     trial = Trial(project, tmp_path / "trial")
     unmutated = trial.run(["tests/test_two.py"])

@@ -116,10 +116,16 @@ ONE = "  tests/wire/test_x.py::test_late: AssertionError: a record is late\n"
     ("written", "status", "said", "listed"),
     [
         (WRONG_ONCE, 0, f"Passed only at the second try (unsteady.txt):\n{ONE}", "test_late: Assertion"),
-        (WRONG_TWICE, 1, "Once more, alone:\n  tests/wire/test_x.py::test_late: Timeout", "Timeout"),
+        pytest.param(
+            *(WRONG_TWICE, 1, "Once more, alone:\n  tests/wire/test_x.py::test_late: Timeout", "Timeout"),
+            marks=pytest.mark.long,
+        ),
         (LOST_ONCE, 1, "No second try: tests/wire/test_x.py::test_late guards data\n", None),
-        ("import nothing_like_this", 2, "No second try: a run did not come to its end\n", None),
-        (DIES, 1, "No second try: it is not known", None),
+        pytest.param(
+            *("import nothing_like_this", 2, "No second try: a run did not come to its end\n", None),
+            marks=pytest.mark.long,
+        ),
+        pytest.param(*(DIES, 1, "No second try: it is not known", None), marks=pytest.mark.long),
     ],
     ids=["wrong once", "wrong twice", "lost once", "not importable", "dies"],
 )
@@ -142,7 +148,7 @@ def test_lasts():
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGKILL, marks=pytest.mark.long), signal.SIGTERM])
 def test_the_runs_of_a_suite_that_is_ended_end_with_it(tmp_path, number):
     """And where it can, it shows what they have said so far."""
     pids = tmp_path / "pids"

@@ -28,6 +28,7 @@ from millrace.audit.contract.window_reports import WindowReports
 from millrace.audit.reconciliation.reconcile import TierReading, reconcile_stream
 from millrace.audit.reconciliation.verdicts import Verdict
 from millrace.audit.scanning.cells import SeenSet
+from tests import seeds
 
 STREAM = "00000000000000ab"
 SESSION = "00000000000000cd"
@@ -152,7 +153,7 @@ anything = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=seeds.examples(300))
 @given(st.sampled_from(sorted(VALID)), st.data(), st.binary(max_size=40) | st.none())
 def test_any_mutation_of_any_event_is_counted_or_believed_whole(kind, data, key):
     fields = body(kind)

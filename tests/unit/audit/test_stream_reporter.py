@@ -19,6 +19,7 @@ from millrace.audit.reconciliation.verdicts import Verdict
 from millrace.audit.scanning.cells import SeenSet
 from millrace.audit.stream_reporter import ENDED, FORKED, StreamReporter
 from millrace.broker.errors import ConfigError
+from tests import seeds
 
 OWN = {"millrace.producer": "AA@ewr", "millrace.window.ms": 1000}
 
@@ -45,7 +46,7 @@ fates = st.lists(st.tuples(st.sampled_from(["acknowledged", "ambiguous", "failed
                            st.integers(0, 2500)), max_size=60)  # fmt: skip
 
 
-@settings(max_examples=150)
+@settings(max_examples=seeds.examples(150))
 @given(fates, st.randoms(use_true_random=False), st.booleans())
 def test_what_is_told_is_what_happened(records, rng, sequenced):
     clock, ledger = Clock(), EventLedger()

@@ -24,6 +24,7 @@ from millrace.audit.contract.events import (
 from millrace.audit.contract.header import MAX_CREATED_MS, MAX_SEQUENCE
 from millrace.audit.contract.sequence_set import from_ranges
 from millrace.audit.contract.window_reports import Teller, WindowReports, read_plain
+from tests import seeds
 
 STREAM, SESSION = "00000000000000ab", "00000000000000cd"
 WINDOW_MS = 1000
@@ -116,7 +117,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=seeds.examples(200), deadline=None)
 @given(steps)
 def test_it_is_the_dictionary_that_it_stands_for(steps):
     ours, theirs = reports_of(), {}
@@ -277,7 +278,7 @@ def test_no_rule_is_passed_over_for_being_fast(case, monkeypatch):
     assert facts_told(ours) == facts_told(theirs)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=seeds.examples(300), deadline=None)
 @given(
     st.lists(plain | odd | st.sampled_from((*A_DAY, heartbeat())), max_size=12),
     st.data(),

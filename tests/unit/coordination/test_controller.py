@@ -268,7 +268,7 @@ def pictures(draw: st.DrawFn) -> ClusterPicture:
 
 
 @given(pictures())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=seeds.examples(150), deadline=None)
 def test_decisions_carried_out_leave_little_to_decide(picture: ClusterPicture) -> None:
     """One round settles everything, but for moves that could not end before an election had been held."""
     settled = apply(picture, decide(picture, EPOCH))
@@ -279,7 +279,7 @@ def test_decisions_carried_out_leave_little_to_decide(picture: ClusterPicture) -
 
 
 @given(pictures())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=seeds.examples(150), deadline=None)
 def test_every_written_state_is_sound(picture: ClusterPicture) -> None:
     for decision in decide(picture, EPOCH):
         match decision:
@@ -312,7 +312,7 @@ def test_every_written_state_is_sound(picture: ClusterPicture) -> None:
 
 
 @given(pictures())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=seeds.examples(150), deadline=None)
 def test_what_is_passed_over_at_a_glance_needs_no_decision(picture: ClusterPicture) -> None:
     decided = {
         key
@@ -345,7 +345,7 @@ def test_what_is_passed_over_at_a_glance_needs_no_decision(picture: ClusterPictu
 
 
 @given(pictures(), st.data())
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=seeds.examples(75), deadline=None)
 def test_of_two_controllers_with_the_same_picture_one_writes_a_partition(
     picture: ClusterPicture, data: st.DataObject
 ) -> None:

@@ -25,6 +25,7 @@ from millrace.broker.transactions.values import (
     TransactionState,
     Write,
 )
+from tests import seeds
 
 PARTITIONS = [("t", number) for number in range(3)]
 STRANGER = ProducerIdentity(77, 0)
@@ -274,4 +275,6 @@ class TransactionHistories(RuleBasedStateMachine):
 
 
 TestTransactionHistories = TransactionHistories.TestCase
-TestTransactionHistories.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestTransactionHistories.settings = settings(
+    max_examples=seeds.examples(150), stateful_step_count=60, deadline=None
+)
