@@ -1,7 +1,7 @@
 """One Apache Kafka node with a listener for every way to be let in, for tests of the client's security.
 
-`secure_kafka` (a session fixture) is a `SecureKafka`: `address(listener)` says where each is, `folder` has
-the certificates. The plain listener (`peer.bootstrap`) is open, so that a test can look from beside.
+`secure_kafka` (a fixture for a module) is a `SecureKafka`: `address(listener)` says where each is, `folder`
+has the certificates. The plain listener (`peer.bootstrap`) is open, so that a test can look from beside.
 
     TLS          SSL, no client certificate        MTLS       SSL, one is required
     EXPIRED      SSL, certificate has expired      OTHERNAME  SSL, certificate for another host
@@ -190,7 +190,7 @@ class SecureKafka:
 
 @pytest.fixture(scope="session")
 def secure_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureKafka]:
-    """One node for the whole session; tests use topics, groups and mirrors of their own."""
+    """One node for a module; its tests use topics, groups and mirrors of their own."""
     kafka = SecureKafka(tmp_path_factory.mktemp("secure-kafka"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LC_ALL", "C.UTF-8")  # the password goes to the storage tool as an argument

@@ -2,8 +2,8 @@
 
 A JVM costs a second or two to start. So what administrators ask and do, and the console's consumer
 (`IN_ONE_JVM`), are run by one that stays, one `main` after the other (`java/ToolsHost.java`); all others have
-a process of their own, and tests give one such call much to do. The jars are those that `tests/peers/kafka.py`
-gathers for the server.
+a process of their own, and tests give one such call much to do. The jars are those that
+`tests/peers/kafka.py` gathers for the server.
 """
 
 from __future__ import annotations
