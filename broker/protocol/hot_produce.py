@@ -32,9 +32,9 @@ _FIRST_WITH_LOG_START_OFFSET = 5
 _FIRST_WITH_RECORD_ERRORS = 8
 _FIRST_WITH_CURRENT_LEADER = 10
 
-MOST_ITEMS = 100_000
-"""Topics, partitions and tagged fields of one request, which is read and answered on the event loop. A batch
-has 61 bytes at least: no producer sends as many partitions at once."""
+MOST_ITEMS = 10_000
+"""Topics, partitions and tagged fields of one request, which is read and answered on the event loop, at some
+2 µs each. No broker leads as many partitions, and producers send one batch for each."""
 
 _TAG_CURRENT_LEADER = 0
 _NO_NODES: Mapping[int, Node] = {}

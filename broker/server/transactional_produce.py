@@ -6,7 +6,8 @@ or the coordinator is this very broker: then the batches are appended at once, l
 for is the first append of a transaction to a partition whose coordinator is elsewhere, and a refusal; a small
 frame does not outlive the call, so its batches are copied.
 
-Requests of one producer in one epoch are never overtaken: while one waits, those after it wait behind it.
+Requests of one producer in one epoch are never overtaken: while one waits, those after it wait behind it. One
+with very many batches is asked about and appended some at a time, so that others have their turn.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from millrace.broker.errors import InvalidProducerIdMapping, KafkaError, NotEnou
 from millrace.broker.protocol.batch import HEADER_SIZE, parse_header
 from millrace.broker.protocol.hot_produce import PartitionBatches
 from millrace.broker.protocol.topic_partition import TopicPartition
+from millrace.broker.server.produce_work import BATCHES_AT_ONCE
 from millrace.broker.transactions.values import ProducerIdentity
 from millrace.broker.transactions.verification import UNVERIFIED, Errors, TransactionGate
 
@@ -57,13 +59,13 @@ class TransactionalAppends:
         transactional_id: str,
         version: int,
         partitions: Sequence[PartitionBatches],
-        append: Callable[[Refusals], None],
+        append: Callable[[Refusals, slice], None],
         prepare: Callable[[], Awaitable[None]] | None = None,
     ) -> asyncio.Task[None]:
-        """Ask, and call `append` when it is this request's turn; the place is taken in this very call. What
-        takes its time is done by `prepare`, before asking: between the answer and the append a transaction
-        could end."""
-        producer, sequences = _transactional(partitions)
+        """Ask, and call `append`, for some of the partitions after the others when it is this request's turn;
+        the place is taken in this very call. What takes its time is done by `prepare`, before asking: between
+        the answer and the append a transaction could end, and so it could between two parts."""
+        producer, _ = _transactional(partitions)
         turn = self._turns.setdefault(producer, asyncio.Lock())
         self._waiting[producer] = self._waiting.get(producer, 0) + 1
 
@@ -71,8 +73,13 @@ class TransactionalAppends:
             async with turn:
                 if prepare is not None:
                     await prepare()
-                errors = await self._gate.admit(transactional_id, producer, sequences)
-                append(_refusals(errors, version))
+                for first in range(0, len(partitions), BATCHES_AT_ONCE):
+                    if first:
+                        await asyncio.sleep(0)
+                    some = slice(first, first + BATCHES_AT_ONCE)
+                    _, sequences = _transactional(partitions[some])
+                    errors = await self._gate.admit(transactional_id, producer, sequences)
+                    append(_refusals(errors, version), some)
 
         task = asyncio.get_running_loop().create_task(ask_and_append())
         task.add_done_callback(lambda _: self._left(producer))

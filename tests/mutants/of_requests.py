@@ -54,11 +54,31 @@ OF_REQUESTS = (
         promise="Nothing that takes long comes between the answer that a transaction is open and the append.",
         file="broker/server/transactional_produce.py",
         rule="                if prepare is not None:\n                    await prepare()\n"
-        "                errors = await self._gate.admit(transactional_id, producer, sequences)\n",
-        instead="                errors = await self._gate.admit(transactional_id, producer, sequences)\n"
-        "                if prepare is not None:\n                    await prepare()\n",
+        "                for first in range(0, len(partitions), BATCHES_AT_ONCE):\n"
+        "                    if first:\n                        await asyncio.sleep(0)\n"
+        "                    some = slice(first, first + BATCHES_AT_ONCE)\n"
+        "                    _, sequences = _transactional(partitions[some])\n"
+        "                    errors = await self._gate.admit(transactional_id, producer, sequences)\n",
+        instead="                for first in range(0, len(partitions), BATCHES_AT_ONCE):\n"
+        "                    some = slice(first, first + BATCHES_AT_ONCE)\n"
+        "                    _, sequences = _transactional(partitions[some])\n"
+        "                    errors = await self._gate.admit(transactional_id, producer, sequences)\n"
+        "                    if prepare is not None:\n                        await prepare()\n",
         red=(
             "tests/unit/server/test_produce_work.py::test_transactions_are_asked_about_after_what_takes_long",
+        ),
+    ),
+    Mutant(
+        name="transaction-asked-about-once-for-all-parts",
+        promise="Each part of a request of very many batches is asked about right before it is appended.",
+        file="broker/server/transactional_produce.py",
+        rule="                    errors = await self._gate.admit(transactional_id, producer, sequences)\n",
+        instead="                    if not first:\n"
+        "                        _, sequences = _transactional(partitions)\n"
+        "                        errors = await self._gate.admit(transactional_id, producer, sequences)\n",
+        red=(
+            "tests/unit/server/test_transactional_produce.py"
+            "::test_others_have_their_turn_in_a_request_of_very_many_batches",
         ),
     ),
     Mutant(

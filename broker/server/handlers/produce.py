@@ -279,9 +279,9 @@ def _handle_transactional(
     async def prepare() -> None:
         checked.extend(await work.check(rest))
 
-    def append(refusals: Refusals) -> None:
+    def append(refusals: Refusals, some: slice) -> None:
         verdicts = Verdicts(refusals, appends.appended)
-        for batches, found in zip(rest, checked, strict=True):
+        for batches, found in zip(rest[some], checked[some], strict=True):
             work.append(batches, verdicts, found)
 
     appended = appends.in_turn(transactional_id, head.version, rest, append, prepare)

@@ -15,6 +15,7 @@ from millrace.broker.errors import (
     TransactionAbortable,
 )
 from millrace.broker.protocol.hot_produce import PartitionBatches
+from millrace.broker.server import transactional_produce
 from millrace.broker.server.transactional_produce import TransactionalAppends, copied
 from tests.raw_client import batch_of
 
@@ -109,13 +110,13 @@ def test_requests_are_appended_in_the_order_in_which_they_came():
         order: list[str] = []
         assert appends.admit_now("orders", 9, [batch()]) is None
         first = asyncio.ensure_future(
-            appends.in_turn("orders", 9, [batch()], lambda refusals: order.append("first"))
+            appends.in_turn("orders", 9, [batch()], lambda *_: order.append("first"))
         )
         await asyncio.sleep(0)
         gate.at_once = NONE  # the log would let it in by now: it waits for the first all the same
         assert appends.admit_now("orders", 9, [batch(1)]) is None
         second = asyncio.ensure_future(
-            appends.in_turn("orders", 9, [batch(1)], lambda refusals: order.append("second"))
+            appends.in_turn("orders", 9, [batch(1)], lambda *_: order.append("second"))
         )
         # Other producers don't wait for this one.
         assert appends.admit_now("others", 9, [batch(producer_id=8)]) == {}
@@ -136,7 +137,7 @@ def test_a_producer_whose_epoch_is_over_holds_up_nobody_while_that_is_being_conf
     async def scenario() -> None:
         gate = Gate(at_once=None)
         appends = TransactionalAppends(gate)
-        old = appends.in_turn("orders", 9, [batch()], lambda _: None)
+        old = appends.in_turn("orders", 9, [batch()], lambda *_: None)
         gate.at_once = NONE
         assert appends.admit_now("orders", 9, [batch(producer_epoch=2)]) == {}
         await asyncio.sleep(0)
@@ -152,7 +153,7 @@ def test_a_request_has_its_place_before_its_task_runs():
     async def scenario() -> None:
         gate = Gate(at_once=None)
         appends = TransactionalAppends(gate)
-        first = appends.in_turn("orders", 9, [batch()], lambda _: None)
+        first = appends.in_turn("orders", 9, [batch()], lambda *_: None)
         gate.at_once = NONE
         assert appends.admit_now("orders", 9, [batch(1)]) is None
         first.cancel()  # also one that never began leaves its place
@@ -168,10 +169,12 @@ def test_a_client_that_goes_away_lets_the_next_one_through():
         gate = Gate(at_once=None)
         appends = TransactionalAppends(gate)
         order: list[str] = []
-        going = asyncio.ensure_future(appends.in_turn("orders", 9, [batch()], lambda _: order.append("gone")))
+        going = asyncio.ensure_future(
+            appends.in_turn("orders", 9, [batch()], lambda *_: order.append("gone"))
+        )
         await asyncio.sleep(0)
         next_one = asyncio.ensure_future(
-            appends.in_turn("orders", 9, [batch()], lambda _: order.append("next"))
+            appends.in_turn("orders", 9, [batch()], lambda *_: order.append("next"))
         )
         await asyncio.sleep(0)
         going.cancel()
@@ -190,3 +193,31 @@ def test_what_waits_is_copied():
     original.records[0] = 99
     assert copy.records[0] == 0
     assert copied([PartitionBatches("t", 0, None)]) == [PartitionBatches("t", 0, None)]
+
+
+def test_others_have_their_turn_in_a_request_of_very_many_batches(monkeypatch):
+    """And each part is asked about right before its append: the transaction could end in between."""
+    monkeypatch.setattr(transactional_produce, "BATCHES_AT_ONCE", 2)
+
+    async def scenario() -> None:
+        gate = Gate(at_once=None)
+        done: list[tuple[str, int]] = []
+        partitions = [batch(partition=number) for number in range(5)]
+
+        def append(refusals, some) -> None:
+            refused = {partition for _, partition in refusals}
+            done.extend(
+                ("refused" if each.partition in refused else "appended", each.partition)
+                for each in partitions[some]
+            )
+
+        whole = TransactionalAppends(gate).in_turn("orders", 9, partitions, append)
+        for number, answer in enumerate([NONE, NONE, ErrorCode.invalid_txn_state]):
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert (len(gate.waiting), len(done)) == (number + 1, 2 * number)
+            gate.waiting[number].set_result(answer)
+        await whole
+        assert done == [*(("appended", number) for number in range(4)), ("refused", 4)]
+
+    asyncio.run(scenario())
