@@ -466,6 +466,12 @@ class SourceReader:
         key = (answer.topic, answer.partition)
         if answer.diverging is not None:
             self.failures.over(key)
+            epoch = asked.current_leader_epoch
+            if asked.topic_id == NO_TOPIC_ID and 0 <= epoch <= pipeline.progress.fetched_leader_epoch:
+                # While it has the leader under whom we fetched, a log is not cut: it is another one.
+                pipeline.retry_at_ms = steady_ms() + ERROR_PAUSE_MS
+                self._resolve(pipeline, epoch, is_of_id=False)
+                return
             self._parted(pipeline, answer.diverging)
             return
         now_ms = self._now_ms()

@@ -131,6 +131,17 @@ OF_MIRROR_LOGS = (
         ),
     ),
     Mutant(
+        name="parting-under-its-leader-is-a-cut",
+        promise="Where topics have no ids, a leader under whom histories part from ours has another log.",
+        file="mirror/sources/source.py",
+        rule="            if asked.topic_id == NO_TOPIC_ID and 0 <= epoch <= pipeline",
+        instead="            if asked.topic_id == NO_TOPIC_ID and 0 <= epoch < 0 <= pipeline",
+        red=(
+            f"{UNIT}/test_topics_without_ids.py"
+            "::test_topic_made_anew_whose_leader_says_that_histories_part_is_not_a_log_that_was_cut",
+        ),
+    ),
+    Mutant(
         name="unknown-epoch-passes",
         promise="A log that never had the leader epoch of what was fetched is not fetched from as the same.",
         file="mirror/sources/histories.py",

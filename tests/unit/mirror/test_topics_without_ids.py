@@ -116,6 +116,34 @@ def test_log_that_became_shorter_without_a_new_leader_epoch_was_made_anew(
     assert pipeline.gaps == [gap]
 
 
+@pytest.mark.parametrize(
+    ("leader_epoch", "gap"),
+    [
+        (5, ("recreated", 55, {"resume_at": 0, "origin": NAMELESS})),
+        (6, ("truncated", 40, {"first": 30, "resume_at": 30, "resume_epoch": 5})),
+        (-1, ("truncated", 40, {"first": 30, "resume_at": 30, "resume_epoch": 5})),
+    ],
+)
+def test_topic_made_anew_whose_leader_says_that_histories_part_is_not_a_log_that_was_cut(
+    leader_epoch: int, gap: tuple[Any, ...]
+) -> None:
+    """Apache Kafka 2.7, whose fetches tell where (KIP-595), and no ids yet: it would go on at the new log's
+    end, and what stands before would never be carried."""
+    pipeline = pipeline_at(40, epoch=5, topic_id=NO_TOPIC_ID)
+    pipeline.lag.sample(55, 0)
+    source = older(5, earliest=0, latest=30)
+    source.fetch_version = 12
+    answer = answered(diverging=(5, 30))
+    asyncio.run(taken(reader_of(source), pipeline, answer, current_leader_epoch=leader_epoch))
+    assert pipeline.gaps == [gap]
+
+
+def test_topic_of_a_known_id_that_parts_under_its_leader_is_cut() -> None:
+    pipeline = pipeline_at(40, epoch=5)
+    asyncio.run(taken(reader_of(Source()), pipeline, answered(diverging=(5, 30)), current_leader_epoch=5))
+    assert pipeline.gaps == [("truncated", 40, {"first": 30, "resume_at": 30, "resume_epoch": 5})]
+
+
 def test_end_of_a_shorter_log_is_not_noted_as_the_end_of_what_was_fetched() -> None:
     pipeline = pipeline_at(40, epoch=5, topic_id=NO_TOPIC_ID)
     pipeline.lag.sample(55, 0)
