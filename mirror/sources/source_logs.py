@@ -75,13 +75,13 @@ class SourceLogs:
         while pipeline.state is State.STARTING:
             try:
                 await self._begin(pipeline, known, is_lost, start)
-                self._failures.over(key)
             except CLUSTER_FAILURES as error:
                 self._failures.failed(key, f"it cannot begin: {error}", self._now_ms())
                 if failures.is_news(error):
                     log.warning("cannot begin yet", of=str(pipeline.partition), error=str(error))
                 failure_count += 1
                 await asyncio.sleep(SOURCE_BACK_OFF.delay_ms(failure_count, random.random()) / 1000)
+        self._failures.over(key)  # also where it is nothing to us any more
 
     async def _begin(
         self, pipeline: PartitionPipeline, known: Position | None, is_lost: bool, start: str | int

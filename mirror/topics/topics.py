@@ -248,7 +248,7 @@ class TargetTopics:
     async def _alter(self, name: str, changes: dict[str, str | None]) -> None:
         """Writes the changes; when the target refuses them together, each alone."""
         if not changes:
-            self._well("configs", name)
+            self._all_well_with_settings(name)
             return
         try:
             await alter_configs(self._target, name, changes)
@@ -264,6 +264,8 @@ class TargetTopics:
             self._say("configs", name, "settings cannot be kept in step", str(error))
             return
         self._well("configs", name)
+        for key in changes:
+            self._well(f"config {key}", name)
         shown = ", ".join(
             f"{key}={value}" if value is not None else f"{key} removed" for key, value in changes.items()
         )
@@ -335,6 +337,7 @@ class TargetTopics:
                 self._say("limit", name, "the target's limits cannot be read", str(found))
 
     def _note_limit(self, name: str, configs: dict[str, ConfigValue]) -> None:
+        self._well("limit", name)
         limit = configs.get(LIMIT_KEY)
         if limit is not None and limit.value is not None:
             self._max_batch_size[name] = int(limit.value)
@@ -351,3 +354,8 @@ class TargetTopics:
 
     def _well(self, about: str, name: str) -> None:
         self._said.pop((about, name), None)
+
+    def _all_well_with_settings(self, name: str) -> None:
+        for about, of in list(self._said):
+            if of == name and about.startswith("config"):
+                self._well(about, name)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.errors import InvalidConfig, KafkaError, PolicyViolation
@@ -47,6 +48,29 @@ def test_other_settings_are_written_beside_one_that_is_refused(
     monkeypatch.setattr(topics_module, "alter_configs", alter)
     with_target_topics(lambda topics: topics._alter("flights", {**REFUSED, **TAKEN}))
     assert written == TAKEN
+
+
+@pytest.mark.parametrize("cured_by", [REFUSED, {}], ids=["taken", "equal"])
+def test_a_refusal_is_told_once_and_again_after_a_time_without(
+    monkeypatch: pytest.MonkeyPatch, cured_by: dict[str, str | None]
+) -> None:
+    refusing = True
+
+    async def alter(*_: object) -> None:
+        if refusing:
+            raise InvalidConfig("not here")
+
+    async def act(topics: TargetTopics) -> None:
+        nonlocal refusing
+        for changes, refuses in [(REFUSED, True), (REFUSED, True), (cured_by, False), (REFUSED, True)]:
+            refusing = refuses
+            await topics._alter("flights", dict(changes))
+
+    monkeypatch.setattr(topics_module, "alter_configs", alter)
+    with capture_logs() as lines:
+        with_target_topics(act)
+    told = [each["event"] for each in lines if each["log_level"] == "warning"]
+    assert told == ["the target does not take segment.bytes=9"] * 2
 
 
 @pytest.mark.safety

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from millrace.broker.client.admin import ConfigValue
 from millrace.broker.client.cluster import Cluster
@@ -77,6 +78,26 @@ def test_limit_that_was_told_once_is_none_when_it_is_told_no_more(
     monkeypatch.setattr(topics_module, "describe_topics_configs", describe)
     before, after = asyncio.run(story())
     assert (before, after > LARGE) == (1_000_000, True)
+
+
+def test_limits_that_cannot_be_read_are_told_again_after_they_could(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = TopicAuthorizationFailed("no")
+    answers = [refused, refused, {"max.message.bytes": ConfigValue("1000000", False)}, refused]
+
+    async def describe(*_: object) -> Any:
+        return {"flights": answers.pop(0)}
+
+    async def story() -> None:
+        async with Cluster("agg", ["127.0.0.1:1"]) as target:
+            topics = TargetTopics(CONFIG, target, lambda: 0, lambda: 0)
+            topics._partition_counts["flights"] = 1
+            while answers:
+                await topics.refresh_limits("flights")
+
+    monkeypatch.setattr(topics_module, "describe_topics_configs", describe)
+    with capture_logs() as lines:
+        asyncio.run(story())
+    assert [each["event"] for each in lines] == ["the target's limits cannot be read"] * 2
 
 
 def test_limit_is_asked_for_until_the_target_says_it(monkeypatch: pytest.MonkeyPatch) -> None:

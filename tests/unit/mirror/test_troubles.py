@@ -441,6 +441,27 @@ def test_partition_that_cannot_begin_says_why(monkeypatch: pytest.MonkeyPatch) -
     with_scene(story)
 
 
+def test_partition_that_is_given_up_before_it_could_begin_is_no_trouble(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story(scene: Scene) -> None:
+        async def log_of(_partition: object) -> Any:
+            raise TopicAuthorizationFailed("no")
+
+        monkeypatch.setattr(scene.reader._logs, "_log_of", log_of)
+        scene.pipeline.state = State.STARTING
+        beginning = asyncio.create_task(
+            scene.reader.begin(scene.pipeline, at(0), is_lost=False, start="earliest")
+        )
+        await until(lambda: scene.told() != [])
+        scene.reader.remove(scene.pipeline)
+        scene.pipeline.state = State.CLOSED
+        await beginning
+        assert scene.told() == []
+
+    with_scene(story)
+
+
 def test_failures_are_known_since_the_first_of_a_row() -> None:
     failures: Failures[str] = Failures()
     failures.failed("a", "one", 1)
