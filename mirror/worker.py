@@ -401,9 +401,13 @@ class Worker:
         """However late that is: begun without a first look on record, partitions that come later would be
         taken for ones that appeared later."""
         await reader.seen(pipelines)
-        if not any(pipeline.state is State.STARTING for pipeline in pipelines):
+
+        def waiting() -> list[SourcePartition]:
+            return [pipeline.partition for pipeline in pipelines if pipeline.state is State.STARTING]
+
+        if not waiting():
             return  # given up meanwhile
-        begun, is_first = await self._beginnings.first_look(reader.name, reader.widths())
+        begun, is_first = await self._beginnings.first_look(reader.name, reader.widths(), waiting)
         for pipeline in pipelines:
             start = begun.start(pipeline.partition, reader.config.start, is_first=is_first)
             self._spawn(reader.begin(pipeline, None, is_lost=False, start=start))

@@ -175,15 +175,15 @@ class Beginnings:
             await self._write(encode_marks(unmarked))
         return sources - seen - begun.first_looks.keys()
 
-    async def first_look(self, source: str, topics: Width) -> tuple[Begun, bool]:
+    async def first_look(self, source: str, topics: Width, waiting: Waiting = tuple) -> tuple[Begun, bool]:
         """What was begun by now, the first look at this source with it, and whether that is this one. Another
-        worker may have seen the source first."""
+        worker may have seen the source first. `waiting` says which partitions wait for it to be on record."""
         async with self._looking:
             begun = await self.read()
             is_first = source not in begun.first_looks
             if is_first:
                 begun.first_looks[source] = FirstLook(self._now_ms(), dict(topics))
-                await self._write(encode_first_look(source, begun.first_looks[source]))
+                await self._write(encode_first_look(source, begun.first_looks[source]), waiting)
             self._looked_at.add(source)
             return begun, is_first
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from structlog.testing import capture_logs
@@ -21,6 +22,7 @@ from millrace.mirror.config import parse_config
 from millrace.mirror.control.http.bodies import StatusAnswer
 from millrace.mirror.control.sight import trouble_gauges
 from millrace.mirror.delivery import system_records
+from millrace.mirror.delivery.beginnings import Begun
 from millrace.mirror.delivery.lane import Identity
 from millrace.mirror.gaps.gaps import Gap, GapClass
 from millrace.mirror.pipeline import PartitionPipeline, State
@@ -457,6 +459,29 @@ def test_partition_that_is_given_up_before_it_could_begin_is_no_trouble(
         scene.reader.remove(scene.pipeline)
         scene.pipeline.state = State.CLOSED
         await beginning
+        assert scene.told() == []
+
+    with_scene(story)
+
+
+def test_partition_whose_first_look_is_not_taken_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its source nothing is on record, and until that is, nothing of it begins."""
+
+    async def story(scene: Scene) -> None:
+        topics, worker, pipeline = OwnTopics(STARTS.of(CONFIG.name)), scene.worker, scene.pipeline
+        monkeypatch.setattr(worker._system, "_attempt", topics.attempt)
+        monkeypatch.setattr(system_records, "WRITE_BACK_OFF", BackOff(first_ms=1, limit_ms=1))
+        monkeypatch.setattr(worker._beginnings, "read", AsyncMock(return_value=Begun()))
+        monkeypatch.setattr(scene.reader, "seen", AsyncMock())
+        monkeypatch.setattr(worker, "_spawn", lambda beginning: beginning.close())
+        pipeline.state = State.STARTING
+        looking = asyncio.create_task(worker._begin_when_seen(scene.reader, [pipeline]))
+        await until(lambda: scene.told() != [])
+        scene.passes(LASTING_AFTER_MS)
+        (line,) = worker.status.waits_for()
+        assert "for 30 s: " in line and f"{topics.refusing} takes no record of it: not enough" in line
+        topics.reason = None
+        await looking
         assert scene.told() == []
 
     with_scene(story)
