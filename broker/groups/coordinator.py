@@ -137,6 +137,8 @@ class GroupCoordinator:
         """
         began_ms = self._steady_ms()
         owned = OwnedPartition(self.config)
+        if (before := self._partitions.get(partition)) is not None:
+            owned.goes_on_from(before)
         self.unload(partition)
         self._partitions[partition] = owned
         memory = await self._journal.read(partition)

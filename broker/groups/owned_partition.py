@@ -46,6 +46,12 @@ class OwnedPartition:
     _forgotten_while_loading: set[str] = field(default_factory=set)
     """Topics that were deleted meanwhile."""
 
+    def goes_on_from(self, before: OwnedPartition) -> None:
+        """The same partition is loaded another time: topics that `before` had no memory to take out of are
+        still to be taken out."""
+        if not before.loaded:
+            self._forgotten_while_loading |= before._forgotten_while_loading
+
     def restored(self, memory: Memory, now: Moment) -> dict[str, Entry]:
         """The groups that the log remembers; members have a whole session to be heard of again. Changes
         nothing: it may run on a thread."""

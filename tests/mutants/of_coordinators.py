@@ -132,6 +132,28 @@ OF_COORDINATORS = (
         ),
     ),
     Mutant(
+        name="deleted-topics-unknown-to-the-next-try",
+        promise="What was deleted while a load failed is taken out by the try that does not.",
+        file="broker/groups/owned_partition.py",
+        rule="            self._forgotten_while_loading |= before._forgotten_while_loading\n",
+        instead="            pass\n",
+        red=(
+            "tests/unit/groups/test_group_removal.py"
+            "::test_a_topic_that_is_deleted_while_a_load_fails_is_forgotten_by_the_next_try",
+        ),
+    ),
+    Mutant(
+        name="topics-forgotten-at-every-load",
+        promise="A topic that was deleted once is taken out once, and not its successor's offsets later.",
+        file="broker/groups/owned_partition.py",
+        rule="        if not before.loaded:\n",
+        instead="        if True:\n",
+        red=(
+            "tests/unit/groups/test_group_removal.py"
+            "::test_a_topic_that_is_deleted_while_a_load_fails_is_forgotten_by_the_next_try",
+        ),
+    ),
+    Mutant(
         name="deleted-topic-leaves-offsets-that-are-loaded",
         promise="Offsets of a topic that is deleted while they are loaded do not count for one made anew.",
         file="broker/groups/owned_partition.py",

@@ -8,6 +8,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from millrace.broker.errors import NotEnoughReplicas
+from millrace.broker.groups.owned_partition import OwnedPartition
 from millrace.broker.groups.record_layout import GroupKey, OffsetKey
 from millrace.broker.groups.values import LeaveRequest
 from millrace.broker.protocol.java_hash import coordinator_partition
@@ -214,6 +215,32 @@ def test_a_topic_that_is_deleted_while_its_offsets_are_loaded_is_forgotten(offse
         assert (bench.committed(), bench.committed("other")) == (None, 2)
         await bench.restart()
         assert (bench.committed(), bench.committed("other")) == (None, 2)
+
+    run(scenario())
+
+
+@pytest.mark.safety
+def test_a_topic_that_is_deleted_while_a_load_fails_is_forgotten_by_the_next_try(offsets_log, monkeypatch):
+    def unreadable(*_):
+        raise KeyError("a defect")
+
+    async def scenario():
+        bench = await Bench(offsets_log).start()
+        await bench.commit(1)
+        await bench.commit(2, topic="other")
+        partition = coordinator_partition(GROUP, 4)
+        with monkeypatch.context() as within:
+            within.setattr(OwnedPartition, "restored", unreadable)
+            with pytest.raises(KeyError):
+                await bench.groups.load(partition)
+            bench.groups.forget_topics(["flights"])
+            with pytest.raises(KeyError):
+                await bench.groups.load(partition)
+        await bench.groups.load(partition)
+        assert (bench.committed(), bench.committed("other")) == (None, 2)
+        await bench.commit(3)  # in a new topic of that name
+        await bench.groups.load(partition)
+        assert (bench.committed(), bench.committed("other")) == (3, 2)
 
     run(scenario())
 
