@@ -17,6 +17,10 @@ from tests.proofs.hashed_load import MERGED, SENT, count_events, drawn, even, sl
 START_MS = 1_356_998_400_000
 
 
+# What a proof at size is made with, compiled at its first use: 30 s of a gate.
+pytestmark = pytest.mark.long
+
+
 @pytest.mark.parametrize(("layout", "codec"), [(SENT, "none"), (MERGED, "lz4")])
 def test_every_record_stands_once_in_the_partition_of_its_key(layout, codec):
     sending = even(20, 3_000, START_MS, 180_000, 7, linger_ms=2_000, codec=codec)
