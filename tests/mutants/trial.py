@@ -62,10 +62,16 @@ class Trial:
         self._witnessed = folder / "witnessed.json"
         self._number = 0
 
-    def run(self, tests: Sequence[str], time_limit_s: float = TIME_LIMIT_S, **environment: str) -> Ran:
+    def run(
+        self,
+        tests: Sequence[str],
+        time_limit_s: float = TIME_LIMIT_S,
+        *options: str,
+        **environment: str,
+    ) -> Ran:
         """The tests against the copy as it is now; keywords are variables of their environment."""
         self._witnessed.unlink(missing_ok=True)
-        plugin = ["-p", witness.__name__, witness.OPTION, str(self._witnessed)]
+        plugin = ["-p", witness.__name__, witness.OPTION, str(self._witnessed), *options]
         command = [sys.executable, "-m", "pytest", *OPTIONS, *plugin, *tests]
         path = os.pathsep.join(filter(None, [str(self.copy), os.environ.get("PYTHONPATH")]))
         with subprocess.Popen(
@@ -90,7 +96,10 @@ class Trial:
         return Ran("" if found["collected"] else "no test was collected", found["failed"], printed)
 
     def run_with(self, mutant: Mutant) -> Ran:
-        """Its tests against the copy with the mutant in it; after that the copy is as it was."""
+        """Its tests against the copy with the mutant in it, until one is red; then it is as it was.
+
+        Where a mutant makes each case of a test wait in vain, all of them together would outlast the limit.
+        """
         path = self.copy / mutant.file
         text, before = path.read_text(encoding="utf-8"), path.stat()
         self._number += 1
@@ -98,7 +107,8 @@ class Trial:
             path.write_text(mutant.applied_to(text), encoding="utf-8")
             # A time of its own: bytecode is known by its source's time in seconds and its size.
             _set_time(path, before.st_mtime_ns + self._number * 1_000_000_000)
-            return self.run(mutant.red, **(self._cache() if is_compiled(text) else {}))
+            environment = self._cache() if is_compiled(text) else {}
+            return self.run(mutant.red, TIME_LIMIT_S, witness.STOP_OPTION, **environment)
         finally:
             path.write_text(text, encoding="utf-8")
             _set_time(path, before.st_mtime_ns)

@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 
 OPTION = "--witness-to"
+STOP_OPTION = "--witness-one-red"
 PARTS = ("broker", "mirror", "audit", "deploy")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(OPTION, type=Path, help="file for what failed, as JSON")
+    parser.addoption(STOP_OPTION, action="store_true", help="end with the first test that is red")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -27,7 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
         found = Path(importlib.import_module(f"millrace.{part}").__file__ or "")
         if not found.resolve().is_relative_to(config.rootpath.resolve()):
             raise pytest.UsageError(f"millrace.{part} is {found}, not the copy in {config.rootpath}")
-    config.pluginmanager.register(Witness(config.getoption(OPTION)))
+    config.pluginmanager.register(Witness(config.getoption(OPTION), config.getoption(STOP_OPTION)))
 
 
 def is_assertion(problem: BaseException) -> bool:
@@ -40,8 +42,9 @@ def is_assertion(problem: BaseException) -> bool:
 class Witness:
     """Writes {"collected": how many tests, "failed": {test: "" for an assertion, else the exception}}."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, ends_at_red: bool) -> None:
         self._path = path
+        self._ends_at_red = ends_at_red
         self._collected = 0
         self._failed: dict[str, str] = {}
 
@@ -58,6 +61,8 @@ class Witness:
             by_assertion = report.when == "call" and is_assertion(problem)
             said = str(problem).partition("\n")[0]
             self._failed.setdefault(item.nodeid, "" if by_assertion else f"{type(problem).__name__}: {said}")
+            if by_assertion and self._ends_at_red:
+                item.session.shouldfail = "one is red"
         return report
 
     def pytest_sessionfinish(self) -> None:

@@ -19,6 +19,7 @@ TESTS = """
 from millrace.broker.two import TWO
 def test_two(): assert TWO == 2
 def test_fine(): pass
+def test_twice_two(): assert TWO + TWO == 4
 """
 
 
@@ -54,7 +55,7 @@ def project(tmp_path: Path) -> Path:
 def test_stale_mutant_says_why(project: Path) -> None:
     assert MUTANT.staleness(project) == ""
     assert "stands 0 times" in replace(MUTANT, rule="TWO = 22").staleness(project)
-    assert "stands 2 times" in replace(MUTANT, rule="def ", file="tests/test_two.py").staleness(project)
+    assert "stands 3 times" in replace(MUTANT, rule="def ", file="tests/test_two.py").staleness(project)
     assert "there is no broker/three.py" in replace(MUTANT, file="broker/three.py").staleness(project)
     for gone in ("tests/test_three.py", "tests/test_two.py::test_three[case]"):
         assert f"there is no test {gone}" in replace(MUTANT, red=(gone,)).staleness(project)
@@ -71,6 +72,7 @@ def test_only_an_assertion_is_red_and_the_copy_is_as_before(project: Path, tmp_p
         mutant = replace(MUTANT, instead=instead)
         verdict = judge(mutant, trial.run_with(mutant), 0.0)
         assert (verdict.word, said in verdict.said) == (word, True), verdict
+        assert "twice_two" not in verdict.said, "one that is red is enough"
     assert judge(MUTANT, Ran("", {"test_two": "OSError: no room"}), 0.0).word == BROKEN
     assert "longer than 0 s" in trial.run(["tests/test_two.py"], 0.001).problem
     original, copied = (folder / "broker" / "two.py" for folder in (project, trial.copy))

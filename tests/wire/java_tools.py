@@ -102,15 +102,16 @@ class JavaTools:
         self._logging.write_text(_LOGGING)
 
     def command(self, tool: str, *arguments: str) -> list[str]:
-        return [*self._start(), MAIN_CLASSES[tool], *arguments]
+        return [*self.start(), MAIN_CLASSES[tool], *arguments]
 
-    def _start(self) -> list[str]:
+    def start(self) -> list[str]:
+        """The command of a JVM, without the class to run."""
         logging = f"-Dlog4j2.configurationFile={self._logging}"
         return ["java", *_JVM_OPTIONS, *class_options(), logging, "-cp", f"{self._libs}/*"]
 
     def raw(self, tool: str, *arguments: str, given: str = "") -> Outcome:
         if tool in IN_ONE_JVM and not given:
-            return _host.run(self._start(), MAIN_CLASSES[tool], *arguments)
+            return _host.run(self.start(), MAIN_CLASSES[tool], *arguments)
         done = subprocess.run(
             self.command(tool, *arguments),
             input=given,
@@ -126,38 +127,55 @@ class JavaTools:
         return self.raw(tool, "--bootstrap-server", self.bootstrap, *arguments, given=given)
 
 
-class _Host:
-    """One JVM for tools, from the first run to the end of this process, which it does not outlive."""
+class Host:
+    """One JVM for tools, from the first run to the end of this process, which it does not outlive.
+
+    One that has ended, by itself or because a tool took too long, is begun anew by the next run.
+    """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def run(self, start: Sequence[str], main_class: str, *arguments: str) -> Outcome:
-        """`start` begins the JVM where there is none yet."""
-        asked = b" ".join(base64.b64encode(word.encode()) for word in (main_class, *arguments))
+    def run(
+        self, start: Sequence[str], main_class: str, *arguments: str, within_s: float = TIMEOUT_S
+    ) -> Outcome:
+        """`start` begins the JVM where there is none."""
+        # Nothing at all is said as "-", which is no base64: an empty word would be lost at the end of a line.
+        asked = b" ".join(base64.b64encode(word.encode()) or b"-" for word in (main_class, *arguments))
         with self._lock:
             if self._process is None:
                 self._process = subprocess.Popen(
                     [*start, str(HOST)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
                 )
-                # Leaving its context closes its standard input and waits until it has ended.
-                atexit.register(self._process.__exit__, None, None, None)
+                atexit.register(self.end)
             assert self._process.stdin is not None and self._process.stdout is not None
-            late = threading.Timer(patience(TIMEOUT_S), self._process.kill)
+            late = threading.Timer(patience(within_s), self._process.kill)
             late.start()
             try:
                 self._process.stdin.write(asked + b"\n")
                 self._process.stdin.flush()
                 answer = self._process.stdout.readline().split()
+            except BrokenPipeError:
+                answer = []
             finally:
                 late.cancel()
+            if len(answer) != 3:
+                self._process.kill()
+                self.end()
         assert len(answer) == 3, f"the JVM of the tools ended at {main_class} {' '.join(arguments)}"
         out, err = (base64.b64decode(said) if said != b"-" else b"" for said in answer[1:])
         return Outcome(int(answer[0]), *(said.decode(errors="surrogateescape") for said in (out, err)))
 
+    def end(self) -> None:
+        """Closes its standard input, at which it ends, and waits for that. Nothing where there is none."""
+        if self._process is not None:
+            atexit.unregister(self.end)
+            process, self._process = self._process, None
+            process.communicate()
 
-_host = _Host()
+
+_host = Host()
 
 
 def together(calls: Mapping[str, Callable[[], Outcome]]) -> dict[str, Outcome]:

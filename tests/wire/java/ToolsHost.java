@@ -14,7 +14,7 @@ import org.apache.kafka.common.utils.Exit;
  * Runs one console tool of Apache Kafka after the other, each as its own `main`, in one JVM: what its start costs is
  * paid once. Asked on standard input, a line for each run: the main class and the words after it, in base64, with
  * spaces between them. Answers with a line: the exit status, and what was said on standard output and standard error,
- * in base64, each after a space; nothing said is "-". Called by java_tools.py.
+ * in base64, each after a space. Nothing, as a word or said, is "-". Called by java_tools.py.
  */
 public class ToolsHost {
     /** Takes the place of the end of the JVM. */
@@ -64,7 +64,7 @@ public class ToolsHost {
         BufferedReader asked = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.US_ASCII));
         for (String line = asked.readLine(); line != null; line = asked.readLine()) {
             String[] run = Arrays.stream(line.split(" "))
-                .map(word -> new String(Base64.getDecoder().decode(word), StandardCharsets.UTF_8))
+                .map(word -> word.equals("-") ? "" : new String(Base64.getDecoder().decode(word), StandardCharsets.UTF_8))
                 .toArray(String[]::new);
             status = null;
             try {
