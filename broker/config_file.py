@@ -136,6 +136,8 @@ def read_config(path: Path | str, keys: str) -> ConfigText:
     except _NoSuchValue as error:
         found = _Shortened("a date, time or number that does not exist")
         raise ConfigError(f"{path}:{error.line + 1}", found, "one that does, or text in quotes") from None
+    except RecursionError:  # PyYAML's, at some hundred of them
+        raise ConfigError(str(path), "hundreds of lists or mappings in each other", "few of them") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)

@@ -37,7 +37,7 @@ import pyarrow.parquet as pq
 from millrace.audit.contract.event_ledger import Distrusted
 from millrace.audit.contract.group_counts import Claim
 from millrace.audit.keeping.state_files import Entry, LocalFiles, StateFiles, open_files
-from millrace.audit.keeping.work_folder import is_in_use
+from millrace.audit.keeping.work_folder import LEFT_AFTER_S, is_in_use
 from millrace.broker.errors import DataFolderNotWritable, FatalError, MillraceError
 from millrace.broker.protocol.checksum import crc32c_reference
 
@@ -59,7 +59,6 @@ ROOMS = ("cells", "events", "verdicts")
 LEAST_COMMITS = 2  # so that one can always go back a run
 _LEFT_OVER = re.compile(r"\.work-.*|\.probe-.*|\..+\.(json|untrusted)\.[0-9a-f]{32}")
 """what a job that was killed leaves: working folders, and files that were to get their name"""
-SWEEP_AGE_S = 86_400  # a run writes every few minutes; a day without leaves no doubt that it is dead
 
 
 class StateDamaged(FatalError):
@@ -286,7 +285,7 @@ class StateFolder:
     def sweep(self, commit: Commit, now_s: float | None = None) -> None:
         """Remove what is a day old and named by no commit of the last day: files of dead runs, files that a
         compaction replaced, and old commits themselves (the last two stay)."""
-        horizon_s = (time.time() if now_s is None else now_s) - SWEEP_AGE_S
+        horizon_s = (time.time() if now_s is None else now_s) - LEFT_AFTER_S
         named = commit.rooms()
         left = self._of_dead_runs(named, horizon_s)
         commits = [each for each in self.files.entries("commits") if _number(each.name) is not None]

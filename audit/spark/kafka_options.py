@@ -363,6 +363,8 @@ def _numbers(given: Mapping[str, str], name: str, least: int) -> dict[TopicParti
             if number > _MOST_NUMBER:
                 where, expected = f"option {name}, {topic}-{partition}", f"a number up to {_MOST_NUMBER}"
                 raise ConfigError(where, number, expected)
+            if (topic, int(partition)) in found:  # as 1 and as 01
+                raise ConfigError(f"option {name}, {topic}", f"partition {int(partition)} twice", "it once")
             found[topic, int(partition)] = number
     return found
 

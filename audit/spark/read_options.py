@@ -94,14 +94,29 @@ def json_option(given: Mapping[str, str], name: str, kind: type) -> Any:
     """The value of a JSON option; `given` has its name in lower case. Raises ConfigError."""
     text = given.get(name.lower(), "")
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError):
         value = None
+    except _Repeated as error:
+        raise ConfigError(f"option {name}", f"the key {error} twice", "it once") from None
     if not isinstance(value, kind):
         # Of security sections nothing is shown: a secret may stand where a reference belongs.
         shown = "text that is not shown" if name in ("security", "securities") else text[:SHOWN]
         raise ConfigError(f"option {name}", shown, f"a JSON {'list' if kind is list else 'object'}")
     return value
+
+
+class _Repeated(Exception):
+    """A key that stands twice in one JSON object, of which Python would silently take the last."""
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _Repeated(json.dumps(key)[:SHOWN])
+        found[key] = value
+    return found
 
 
 def flag_option(given: Mapping[str, str], name: str, default: bool = False) -> bool:

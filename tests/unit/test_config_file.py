@@ -96,6 +96,12 @@ def test_broken_yaml_names_its_line(tmp_path):
     assert "room.yaml:2: got " in mistake(tmp_path, "name: study\nshelves: }\n")
 
 
+@pytest.mark.parametrize("text", ["[" * 5_000, "a: " + "{b: " * 5_000])
+def test_what_is_nested_too_deep_is_one_line(tmp_path, text):
+    said = mistake(tmp_path, text)
+    assert said.endswith("got 'hundreds of lists or mappings in each other', expected few of them")
+
+
 def test_value_from_no_file_is_named_by_its_field_alone():
     with pytest.raises(ConfigError, match=r"^name: got nothing"):
         check_config(Room, ConfigText("", {}))

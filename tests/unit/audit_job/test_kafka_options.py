@@ -162,6 +162,15 @@ def test_of_several_starts_a_time_comes_before_times_before_offsets():
             "option: got 'kafka.interceptor.classes', expected a set",
         ),
         ({**GOOD, "topics": "x"}, "option: got 'topics', expected one of assign, subscribe"),
+        (
+            {**GOOD, "startingOffsets": '{"a": {"0": 1}, "a": {"0": 2}}'},
+            "option startingOffsets: got 'the key \"a\" twice', expected it once",
+        ),
+        ({**GOOD, "endingOffsets": '{"a": {"0": 1, "0": 2}}'}, 'the key "0" twice'),
+        (
+            {**GOOD, "endingOffsets": '{"a": {"1": 1, "01": 2}}'},
+            "option endingOffsets, a: got 'partition 1 twice', expected it once",
+        ),
     ],
 )
 def test_what_is_wrong_or_not_supported_is_one_line_that_names_the_option(given, said):

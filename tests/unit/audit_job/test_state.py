@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import shutil
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -197,6 +199,23 @@ def test_nothing_of_a_run_that_still_writes_is_swept(tmp_path, written):
 def made_old(folder: Path) -> None:
     for path in (folder, *folder.rglob("*")):
         os.utime(path, (0, 0))
+
+
+def test_what_dead_runs_with_a_state_elsewhere_left_here_goes_after_a_day(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made = [tmp_path / f"millrace-audit-{name}" for name in ("dead", "young", "living", "strangers")]
+    for folder in made:
+        (folder / "spark").mkdir(parents=True)
+        (folder / "in-use").touch()
+    dead, young, living, strangers = made
+    (strangers / "in-use").unlink()
+    for folder in (dead, living):
+        os.utime(folder / "in-use", (0, 0))
+    with (living / "in-use").open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with work_folder("hdfs://nn/state") as work:
+            assert sorted(tmp_path.iterdir()) == sorted([young, living, strangers, work])
+    assert not work.exists()
 
 
 def test_the_work_folder_of_a_run_that_lives_stays_however_long_nothing_changed_in_it(tmp_path):
