@@ -8,10 +8,11 @@
 
 A commit names *all* files and offsets, so one file is the whole state and nothing is summed over commits. It
 is made whole under its number, if that is free (`state_files` says how on each file system): of two jobs that
-ran at once, one commits and the other stops. Files of a job that died are never named and are removed by
-`sweep` a day after the last of them was written; so are commits older than a day, and files that none of the
-last day's names (a run that began before a compaction may still read them). The content is guarded by a CRC;
-a damaged newest commit is an error, never silently an older state.
+ran at once, one commits and the other stops. Each run writes its facts and rows anew, so an audit every ten
+minutes would keep them 144 times in a day: `sweep` removes commits older than an hour, all but the last two,
+with what they alone name (`explain`, or a run that began before, may still read what the last hour's name).
+Files of a job that died are named by no commit and go a day after the last of them was written. The content
+is guarded by a CRC; a damaged newest commit is an error, never silently an older state.
 
 An older state is read as it is, and the next run writes the newest version; VERSIONS says what each added. A
 version that this program does not know is refused, whatever is in it.
@@ -21,6 +22,7 @@ Called by `job`, `explain`, `status` and `waivers`.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
@@ -57,6 +59,7 @@ STATE_VERSION = max(VERSIONS)
 READABLE_VERSIONS = tuple(VERSIONS)
 ROOMS = ("cells", "events", "verdicts")
 LEAST_COMMITS = 2  # so that one can always go back a run
+COMMIT_LEFT_AFTER_S = 3_600
 _LEFT_OVER = re.compile(r"\.work-.*|\.probe-.*|\..+\.(json|untrusted)\.[0-9a-f]{32}")
 """what a job that was killed leaves: working folders, and files that were to get their name"""
 
@@ -283,25 +286,27 @@ class StateFolder:
         self.files.write(name, buffer.getvalue())
 
     def sweep(self, commit: Commit, now_s: float | None = None) -> None:
-        """Remove what is a day old and named by no commit of the last day: files of dead runs, files that a
-        compaction replaced, and old commits themselves (the last two stay)."""
-        horizon_s = (time.time() if now_s is None else now_s) - LEFT_AFTER_S
+        """Remove commits older than an hour (the last two stay) with what no younger one names, and what is a
+        day old of dead runs."""
+        now_s = time.time() if now_s is None else now_s
+        horizon_s = now_s - LEFT_AFTER_S
         named = commit.rooms()
-        left = self._of_dead_runs(named, horizon_s)
+        left = {(room, entry.name) for room, entry in self._of_dead_runs(named, horizon_s)}
         commits = [each for each in self.files.entries("commits") if _number(each.name) is not None]
-        old = [each for each in commits[:-LEAST_COMMITS] if each.modified_s <= horizon_s]
-        if left:
+        old = [each for each in commits[:-LEAST_COMMITS] if each.modified_s <= now_s - COMMIT_LEFT_AFTER_S]
+        if left or old:
             try:
                 for each in commits:
                     if each not in old and _number(each.name) != commit.number:
-                        named |= self.read(_number(each.name) or 0).rooms()
+                        named |= self._rooms_of(each)
             except StateDamaged:
                 return  # nobody knows what it named
-        for room, entry in left:
-            if (room, entry.name) not in named:
-                self.files.remove(f"{room}/{entry.name}")
         for each in old:
+            with contextlib.suppress(StateDamaged):  # then its files are as those of a dead run
+                left |= self._rooms_of(each)
             self.files.remove(f"commits/{each.name}")
+        for room, name in left - named:
+            self.files.remove(f"{room}/{name}")
         for folder in ("", "commits", "waivers"):
             for entry in self.files.entries(folder):
                 name = f"{folder}/{entry.name}" if folder else entry.name
@@ -309,6 +314,9 @@ class StateFolder:
                     continue
                 if not entry.is_folder or self._is_left(name, entry, horizon_s):
                     self.files.remove(name)
+
+    def _rooms_of(self, commit: Entry) -> set[tuple[str, str]]:
+        return self.read(_number(commit.name) or 0).rooms()
 
     def _of_dead_runs(self, named: set[tuple[str, str]], horizon_s: float) -> list[tuple[str, Entry]]:
         """(room, entry) of what is not named. A run writes its facts once, and then cells for as long as it

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -146,7 +147,48 @@ def test_a_state_of_version_1_is_read_as_it_is(tmp_path):
     assert known.offsets == {"ewr/flights/0": ReadPosition(5, "id")} and known.untrusted == {"what": 1}
 
 
-def test_files_of_a_commit_of_the_last_day_outlive_a_compaction(tmp_path):
+def test_an_audit_every_ten_minutes_keeps_the_rows_of_an_hour(tmp_path):
+    """Each run writes all of them anew."""
+    state = StateFolder.open(tmp_path)
+    now_s = time.time()
+    for number in range(1, 31):
+        made = replace(
+            commit(number),
+            cells=[f"cells/run{number // 10}/a.parquet"],
+            events=f"events/run{number}.parquet",
+            verdicts=[f"verdicts/run{number}/a.parquet"],
+        )
+        (tmp_path / "cells" / f"run{number // 10}").mkdir(exist_ok=True)
+        (tmp_path / "verdicts" / f"run{number}").mkdir()
+        (tmp_path / made.verdicts[0]).touch()
+        (tmp_path / made.events).touch()
+        state.commit(made)
+        os.utime(tmp_path / "commits" / f"{number:08}.json", (0, now_s + number * 600))
+        state.sweep(made, now_s + number * 600)
+    kept = set(range(25, 31))
+    assert {int(path.stem) for path in (tmp_path / "commits").iterdir()} == kept
+    assert {int(path.name[3:]) for path in (tmp_path / "verdicts").iterdir()} == kept
+    assert {int(path.stem[3:]) for path in (tmp_path / "events").iterdir()} == kept
+    assert sorted(path.name for path in (tmp_path / "cells").iterdir()) == ["run2", "run3"]
+    last = tmp_path / "commits" / "00000029.json"
+    os.utime(last, (0, 0))
+    state.sweep(state.latest(), now_s + 10 * 86_400)
+    assert {int(path.stem) for path in (tmp_path / "commits").iterdir()} == {29, 30}
+
+
+def test_an_old_commit_that_is_damaged_goes_and_takes_nothing_with_it(tmp_path):
+    state = StateFolder.open(tmp_path)
+    for number in (1, 2, 3):
+        state.commit(replace(commit(number), events=f"events/run{number}.parquet"))
+        (tmp_path / "events" / f"run{number}.parquet").touch()
+    damaged = tmp_path / "commits" / "00000001.json"
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    os.utime(damaged, (0, 0))
+    state.sweep(state.latest())
+    assert not damaged.exists() and len(list((tmp_path / "events").iterdir())) == 3
+
+
+def test_files_of_a_commit_of_the_last_hour_outlive_a_compaction(tmp_path):
     """A run that began before it may still read them."""
     state = StateFolder.open(tmp_path)
     state.commit(commit(1))
