@@ -19,11 +19,14 @@ from collections.abc import Iterable, Mapping
 from millrace.broker.config import SETTING_FIELDS, BrokerSettings, parse_setting
 from millrace.broker.coordination.metadata_cache import MetadataCache
 from millrace.broker.errors import ConfigError, InvalidConfig, InvalidRequest
-from millrace.broker.protocol.throttle_settings import FOLLOWER_RATE, FOLLOWER_REPLICAS, LEADER_RATE
+from millrace.broker.protocol.throttle_settings import (
+    EVERY_REPLICA,
+    FOLLOWER_RATE,
+    FOLLOWER_REPLICAS,
+    LEADER_RATE,
+)
 from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.storage.log_config import SETTINGS, UNREADABLE
-
-EVERY_REPLICA = "*"
 
 LONGEST = 2**63 - 1
 

@@ -363,14 +363,26 @@ class ReplicaManager:
             raise MustReadCold(partial(self._read_cold, local, replica.leader_epoch, cold)) from None
 
     async def _read_cold(self, local: LocalPartition, leader_epoch: int, cold: MustReadCold) -> PartitionRead:
+        read = await cold.read()
+        self._check_still_leads(local, leader_epoch)
+        return read
+
+    async def on_disk_as_leader(
+        self, local: LocalPartition, work: Callable[..., Result], *arguments: Any
+    ) -> Result:
+        """`on_disk` for what is told of a log that is led now. Raises NotLeaderOrFollower."""
+        leader_epoch = local.replica.leader_epoch
+        found = await self.on_disk(work, *arguments)
+        self._check_still_leads(local, leader_epoch)
+        return found
+
+    def _check_still_leads(self, local: LocalPartition, leader_epoch: int) -> None:
         """What a disk had is the answer only of the leader that was asked: meanwhile another may lead, and
         this log may have been cut and have gone on with what is not ours to tell."""
-        read = await cold.read()
         replica = local.replica
         is_same = self._partitions.get((local.topic, local.partition)) is local
         if not is_same or replica.role is not Role.LEADER or replica.leader_epoch != leader_epoch:
             raise NotLeaderOrFollower(f"{local} has changed while its records were read")
-        return read
 
     def read_all(self, topic: str, partition: int) -> AsyncIterator[memoryview]:
         """Every batch that the log holds now, in order, in runs of whole batches, for loading internal state.

@@ -321,7 +321,7 @@ class Broker:
             await deregister(self._session, self._config.id)
 
     async def _serve(self) -> None:
-        check_config = partial(LogConfig.from_topic_config, defaults=self._log_defaults)
+        check_config = partial(LogConfig.given_by_administrator, defaults=self._log_defaults)
         quotas = ClientQuotas(
             self._settings.quota_producer_default,
             self._settings.quota_consumer_default,

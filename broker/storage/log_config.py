@@ -6,7 +6,8 @@ default and bounds. DescribeConfigs and CreateTopics answer from it, `LogConfig`
 that a topic may carry but that change nothing here (throttles, tiered storage) are in `IGNORED_SETTINGS`,
 so that tools written for Apache Kafka can set them.
 
-Who sets a topic's settings is held to all of them (`from_topic_config`). A log has to be served whatever they
+Who sets a topic's settings is held to all of them (`given_by_administrator`), to the form of those too that
+change nothing, and to what two of them say together. A log has to be served whatever they
 say by then (`usable_part`): what can be used holds, nothing is removed while something cannot, and what
 protects acknowledged records and cannot be read is as strict as it may have been.
 
@@ -15,12 +16,13 @@ Called by the log manager, the topic handlers and the broker's configuration.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from millrace.broker.errors import InvalidConfig
-from millrace.broker.protocol.throttle_settings import FOLLOWER_REPLICAS, LEADER_REPLICAS
+from millrace.broker.protocol.throttle_settings import EVERY_REPLICA, FOLLOWER_REPLICAS, LEADER_REPLICAS
 
 _MAX_INT = 2**31 - 1
 _MAX_LONG = 2**63 - 1
@@ -55,12 +57,19 @@ def _integer(name: str, broker_name: str, kind: str, default: int, least: int) -
     greatest = _MAX_INT if kind == "int" else _MAX_LONG
 
     def parse(text: str) -> int:
-        value = int(text)
+        value = _whole(text)
         if not least <= value <= greatest:
             raise ValueError
         return value
 
     return Setting(name, broker_name, kind, str(default), parse, f"a whole number from {least} to {greatest}")
+
+
+def _whole(text: str) -> int:
+    """As Java reads it: Python would take 1_000, and digits of every script."""
+    if not re.fullmatch(r"[+-]?[0-9]+", text):
+        raise ValueError
+    return int(text)
 
 
 def _choice(name: str, broker_name: str, default: str, *choices: str) -> Setting:
@@ -154,21 +163,46 @@ SETTINGS: dict[str, Setting] = {
     )
 }
 
-IGNORED_SETTINGS = frozenset(
-    {
-        "file.delete.delay.ms",  # what is deleted goes as soon as no reader is in it
-        "preallocate",
-        "segment.jitter.ms",
-        "message.format.version",
-        "message.downconversion.enable",
-        "message.timestamp.difference.max.ms",
-        LEADER_REPLICAS,
-        FOLLOWER_REPLICAS,
-        "compression.gzip.level",
-        "compression.lz4.level",
-        "compression.zstd.level",
-    }
-)
+
+def _any_text(_: str) -> None:
+    pass
+
+
+def _throttled(text: str) -> None:
+    """`*`, nothing, or pairs."""
+    pairs = [pair.strip() for pair in text.split(",")]
+    if pairs not in ([EVERY_REPLICA], [""]) and not all(
+        re.fullmatch("[0-9]+:[0-9]+", pair) for pair in pairs
+    ):
+        raise ValueError
+
+
+def _within(least: int, greatest: int, *others: int) -> Callable[[str], None]:
+    def check(text: str) -> None:
+        value = _whole(text)
+        if not least <= value <= greatest and value not in others:
+            raise ValueError
+
+    return check
+
+
+_REPLICAS = "partition:broker, with commas between several, or *"
+_IGNORED: dict[str, tuple[Callable[[str], object], str]] = {
+    # What is deleted goes as soon as no reader is in it.
+    "file.delete.delay.ms": (_within(0, _MAX_LONG), "a whole number from 0"),
+    "preallocate": (_boolean, "true or false"),
+    "segment.jitter.ms": (_within(0, _MAX_LONG), "a whole number from 0"),
+    "message.format.version": (_any_text, "a version"),
+    "message.downconversion.enable": (_boolean, "true or false"),
+    "message.timestamp.difference.max.ms": (_within(0, _MAX_LONG), "a whole number from 0"),
+    LEADER_REPLICAS: (_throttled, _REPLICAS),
+    FOLLOWER_REPLICAS: (_throttled, _REPLICAS),
+    "compression.gzip.level": (_within(1, 9, -1), "1 to 9, or -1"),
+    "compression.lz4.level": (_within(1, 17), "1 to 17"),
+    "compression.zstd.level": (_within(-131_072, 22), "-131072 to 22"),
+}
+"""{setting: (what raises ValueError for a wrong value, what is expected)}, in Apache Kafka's bounds"""
+IGNORED_SETTINGS = frozenset(_IGNORED)
 
 
 UNREADABLE = "unreadable.settings"
@@ -263,6 +297,28 @@ class LogConfig:
             except ValueError:
                 raise InvalidConfig(f"{name}: got {text!r}, expected {setting.expected}") from None
         return replace(defaults or cls(), **values)
+
+    @classmethod
+    def given_by_administrator(
+        cls, settings: Mapping[str, str | None], defaults: LogConfig | None = None
+    ) -> LogConfig:
+        """As `from_topic_config`; raises InvalidConfig, too, for what changes nothing here and would be
+        refused by Apache Kafka, and for two that contradict each other."""
+        for name, text in settings.items():
+            if name not in _IGNORED or text is None:
+                continue
+            check, expected = _IGNORED[name]
+            try:
+                check(str(text).strip())
+            except ValueError:
+                raise InvalidConfig(f"{name}: got {text!r}, expected {expected}") from None
+        config = cls.from_topic_config(settings, defaults)
+        if config.min_compaction_lag_ms > config.max_compaction_lag_ms:
+            raise InvalidConfig(
+                f"min.compaction.lag.ms: got {config.min_compaction_lag_ms}, expected no more than "
+                f"max.compaction.lag.ms, which is {config.max_compaction_lag_ms}"
+            )
+        return config
 
     @classmethod
     def usable_part(

@@ -89,22 +89,21 @@ async def _look_up(topic: str, asked: Any, request: Any, context: RequestContext
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         offset = local.log.start_offset
         return offset, -1, local.log.leader_epochs.epoch_at(offset)
+    if timestamp == LATEST_TIERED:
+        return -1, -1, -1
+    place: tuple[int, int] | None = None
+    if timestamp == MAX_TIMESTAMP:
+        place = await replicas.on_disk_as_leader(local, local.log.max_timestamp)
+    elif timestamp != LATEST:
+        place = await replicas.on_disk_as_leader(local, local.log.offset_for_time, timestamp)
     if request.replica_id != CONSUMER:
         end, is_known = local.log.end_offset, True
     else:
         is_known = local.replica.latest_is_known
         committed = getattr(request, "isolation_level", 0) == READ_COMMITTED
         end = local.last_stable_offset if committed else local.replica.high_watermark
-    place: tuple[int, int] | None = None
-    if timestamp == LATEST:
-        if is_known:
-            return end, -1, local.replica.leader_epoch
-    elif timestamp == LATEST_TIERED:
-        return -1, -1, -1
-    elif timestamp == MAX_TIMESTAMP:
-        place = await replicas.on_disk(local.log.max_timestamp)
-    else:
-        place = await replicas.on_disk(local.log.offset_for_time, timestamp)
+    if timestamp == LATEST and is_known:
+        return end, -1, local.replica.leader_epoch
     if place is None or place[0] >= end:
         if not is_known:
             raise _not_available(version)

@@ -624,3 +624,34 @@ def test_what_a_disk_had_is_no_answer_of_a_leader_that_was_replaced_meanwhile(
             await cold.value.read()
 
     run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("change", ["deposed", "another epoch", "none"])
+def test_what_a_disk_said_of_a_time_is_no_answer_of_a_leader_that_was_replaced_meanwhile(
+    tmp_path: Path, change: str
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.lead(1, 2, 3, epoch=1)
+        bench.append(b"old", acks=1)
+        local = bench.manager.leader_of("t", 0)
+        is_asked, may_answer = threading.Event(), threading.Event()
+
+        def look() -> int:
+            is_asked.set()
+            may_answer.wait()
+            return 7
+
+        answer = asyncio.ensure_future(bench.manager.on_disk_as_leader(local, look))
+        await asyncio.to_thread(is_asked.wait)
+        if change != "none":
+            leader = 1 if change == "another epoch" else 2
+            state = PartitionState(leader, 2, (1, 2, 3), 1, 1)
+            await bench.manager.hosted.apply_topic("t", TOPIC_ID, {0: state}, {}, REPLICAS)
+        may_answer.set()
+        if change == "none":
+            assert await answer == 7
+        else:
+            with pytest.raises(NotLeaderOrFollower):
+                await answer
+
+    run(tmp_path, scenario)

@@ -75,7 +75,8 @@ class Replicas:
             raise UnknownTopicOrPartition()
         return self.local
 
-    async def on_disk(self, work: Any, *arguments: Any) -> Any:
+    async def on_disk_as_leader(self, local: Any, work: Any, *arguments: Any) -> Any:
+        assert local is self.local
         return work(*arguments)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -113,6 +114,39 @@ def test_a_new_topic_is_refused_settings_without_a_value() -> None:
     context: Any = SimpleNamespace(head=SimpleNamespace(version=7), broker=broker)
     (created,) = asyncio.run(create_topics.handle(request, context)).topics
     assert int(created.error_code) == InvalidConfig.code
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        ("follower.replication.throttled.replicas", ["*", "", "0:1", "0:1, 12:3"], ["0-2", "*,0:1", "0:1,"]),
+        ("preallocate", ["TRUE"], ["banana", ""]),
+        ("compression.gzip.level", ["-1", "9"], ["0", "999"]),
+        ("segment.jitter.ms", ["0"], ["-1", "soon"]),
+    ],
+)
+def test_what_changes_nothing_here_is_refused_where_kafka_would(
+    name: str, right: list[str], wrong: list[str]
+) -> None:
+    for value in [None, *right]:
+        assert LogConfig.given_by_administrator({name: value}) == LogConfig()
+    for value in wrong:
+        with pytest.raises(InvalidConfig, match=f"^{name}: got '{re.escape(value)}', expected "):
+            LogConfig.given_by_administrator({name: value})
+        assert LogConfig.usable_part({name: value}) == (LogConfig(), {}), "as older programs have taken it"
+
+
+def test_lags_that_contradict_each_other_are_refused_whichever_is_given() -> None:
+    defaults = LogConfig(max_compaction_lag_ms=1000)
+    for settings in (
+        {"min.compaction.lag.ms": "60000", "max.compaction.lag.ms": "1000"},
+        {"min.compaction.lag.ms": "60000"},
+    ):
+        with pytest.raises(
+            InvalidConfig, match=r"min.compaction.lag.ms: got 60000, expected no more than .*1000"
+        ):
+            LogConfig.given_by_administrator(settings, defaults)
+    assert LogConfig.given_by_administrator({"min.compaction.lag.ms": "1000"}, defaults)
 
 
 def test_what_changes_nothing_here_is_taken_and_described_as_it_was_set() -> None:

@@ -233,6 +233,7 @@ def test_topic_settings_are_checked_by_name_and_value() -> None:
         {"retention.ms": "-2"},
         {"segment.bytes": "x"},
         {"cleanup.policy": "shred"},
+        {"segment.bytes": "1_000"},
         {"nope": "1"},
     ):
         with pytest.raises(InvalidConfig, match=next(iter(settings))):
