@@ -43,6 +43,8 @@ SEED ?= 1
 ONLY ?=
 PROCESSES ?=
 export PYTHON
+# Each of the hundreds of processes that tests start would compile all of its modules: seconds in place of half of one.
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 SET_UP_INPUTS := pyproject.toml constraints.txt deploy/bootstrap.sh

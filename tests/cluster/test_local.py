@@ -125,6 +125,7 @@ def test_drained_mirror_worker_is_shown_as_such_and_up_starts_it_again(
     assert set(states(file).values()) == {"serving"}
 
 
+@pytest.mark.long
 def test_killed_broker_is_shown_as_stopped_and_up_starts_it_alone(
     file: Path, content: dict[str, Any]
 ) -> None:

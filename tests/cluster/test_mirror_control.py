@@ -10,6 +10,7 @@ import sys
 import time
 from typing import Any
 
+import pytest
 import yaml
 
 from millrace.broker.client.admin import create_topic
@@ -142,6 +143,7 @@ def test_a_pause_holds_for_all_workers_and_over_restarts(pair: Pair) -> None:
     asyncio.run(story())
 
 
+@pytest.mark.long
 @in_pairs("millrace-kafka", "kafka-millrace")
 def test_one_gap_is_let_pass_by_a_worker_that_does_not_carry_it(pair: Pair) -> None:
     topic = pair.unique("flights")
@@ -212,6 +214,7 @@ def test_one_gap_is_let_pass_by_a_worker_that_does_not_carry_it(pair: Pair) -> N
     asyncio.run(story())
 
 
+@pytest.mark.long
 @in_pairs("kafka-millrace", "millrace-kafka")
 def test_a_throttle_slows_one_source_and_can_be_lifted(pair: Pair) -> None:
     topic = pair.unique("bulk")

@@ -344,6 +344,7 @@ def test_a_group_is_kept_in_step_and_moves_at_any_time(pair: Pair) -> None:
         assert committed(pair.target, move.group, move.topics) == before
 
 
+@pytest.mark.long
 @in_pairs("millrace-kafka", "kafka-millrace")
 def test_a_partition_of_which_nothing_was_carried_begins_where_the_target_does(pair: Pair) -> None:
     topic, group = pair.unique("empty"), pair.unique("moves")
@@ -378,6 +379,7 @@ def committed(end: End, group: str, topics: dict[str, int]) -> dict[tuple[str, i
         consumer.close()
 
 
+@pytest.mark.long
 @pytest.mark.java
 @pytest.mark.kafka
 @pytest.mark.pairs

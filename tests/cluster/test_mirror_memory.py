@@ -32,6 +32,7 @@ def test_memory_stays_flat(pair: Pair) -> None:
     assert found.deviation <= TOLERANCE, found.means
 
 
+@pytest.mark.long
 @in_pairs(*DELIVERIES)
 def test_stalled_target_does_not_fill_memory(pair: Pair) -> None:
     in_ci = not os.environ.get("MILLRACE_PAIRS")

@@ -42,7 +42,7 @@ async def start_again(end: End) -> None:
 
 
 @pytest.mark.safety
-@in_pairs("millrace-kafka", "kafka-millrace", mortal=True)
+@in_pairs("millrace-millrace", "millrace-kafka", "kafka-millrace", mortal=True)
 def test_brokers_killed_in_mid_flow_cost_nothing(pair: Pair) -> None:
     """The source's, then the target's."""
     topic = pair.unique("flights")
@@ -84,7 +84,7 @@ def test_brokers_killed_in_mid_flow_cost_nothing(pair: Pair) -> None:
     asyncio.run(story())
 
 
-@in_pairs("millrace-kafka", "kafka-millrace", mortal=True)
+@in_pairs("millrace-millrace", "millrace-kafka", "kafka-millrace", mortal=True)
 def test_source_that_is_away_holds_up_no_other(pair: Pair, second_source: End) -> None:
     """One of two sources stands still, then it is killed; what the other has arrives meanwhile, in ordinary
     time. Back again, the first goes on where it was."""
@@ -152,7 +152,7 @@ def _lose_tail(folder: Path) -> None:
         file.truncate(batches[KEPT][0])
 
 
-@in_pairs("millrace-kafka", "kafka-millrace", mortal=True)
+@in_pairs("millrace-millrace", "millrace-kafka", "kafka-millrace", mortal=True)
 def test_single_broker_that_lost_its_unflushed_tail(pair: Pair) -> None:
     """What was lost had been shown and carried, and the log grows beyond the mirror's position again before
     the mirror asks (see test_mirror_several_brokers::test_unclean_election)."""
@@ -176,7 +176,7 @@ def test_single_broker_that_lost_its_unflushed_tail(pair: Pair) -> None:
     asyncio.run(story())
 
 
-@in_pairs("millrace-kafka", "kafka-millrace", mortal=True)
+@in_pairs("millrace-millrace", "millrace-kafka", "kafka-millrace", mortal=True)
 def test_target_that_is_away_ends_the_drain_in_time_and_the_next_start_repeats_nothing(pair: Pair) -> None:
     """A mirror that is told to stop while its target is away ends in time, says what it leaves, and whoever
     comes next carries it without a repeat."""

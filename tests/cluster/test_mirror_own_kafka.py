@@ -82,7 +82,8 @@ def put(folder: Path, data: bytes) -> None:
     log.write_bytes(data)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("kafka", marks=pytest.mark.long), "millrace"])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["kafka", "millrace"])
 def test_topics_of_old_formats_arrive_as_they_were(
     kind: Kind, own_kafka: KafkaPeer, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

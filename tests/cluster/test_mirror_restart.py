@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 import yaml
 
 from millrace.broker.client.admin import create_topic
@@ -129,6 +130,7 @@ def drain(worker: MirrorProcess) -> None:
         assert answer.status == 200
 
 
+@pytest.mark.long
 @in_pairs("kafka-kafka", "millrace-millrace")
 def test_a_name_that_the_group_did_not_wait_for_carries_nothing_twice(pair: Pair) -> None:
     """A generation begins without the worker, which is still a member of it: its leader knows nothing of the

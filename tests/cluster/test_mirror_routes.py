@@ -249,6 +249,7 @@ def test_of_two_mirrors_that_begin_against_each_other_at_once_one_goes_on(pair: 
     asyncio.run(story())
 
 
+@pytest.mark.long
 @in_pairs("millrace-kafka", "kafka-millrace")
 def test_mirrors_in_both_directions_with_prefixed_names_carry_each_record_once(pair: Pair) -> None:
     """`{cluster}.{topic}` both ways, and patterns that select the other's copies: each copy would come home

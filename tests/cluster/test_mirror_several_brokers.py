@@ -156,7 +156,7 @@ def test_unclean_election(pair: Pair, several: Several) -> None:
     asyncio.run(story())
 
 
-@in_pairs("kafka-millrace", "millrace-kafka")
+@in_pairs("millrace-millrace", "kafka-millrace", "millrace-kafka")
 def test_mirror_follows_a_broker_to_another_port(pair: Pair, several: Several) -> None:
     """Only the first broker is named: of the one that moves, the mirror knows what the cluster has told."""
     cluster = several(pair.source.kind)

@@ -246,6 +246,7 @@ def test_a_query_moves_over_from_the_connector_by_the_formats_name_alone(spark, 
     assert (len(committed), len(rows("millrace", **one))) == (40, 41)
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_secrets_stay_references_in_both_readers(spark, secure_kafka, tmp_path):
     secret = "päss-ª=wörd"
@@ -286,6 +287,7 @@ def test_secrets_stay_references_in_both_readers(spark, secure_kafka, tmp_path):
         assert text not in told and text.encode() not in written
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_the_whole_job_reads_clusters_that_ask_for_certificates_and_passwords(spark, secure_kafka, tmp_path):
     """The source by TLS and SCRAM, the aggregate by TLS and a client's certificate."""

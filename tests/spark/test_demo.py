@@ -164,7 +164,8 @@ def test_column_that_is_not_there_is_one_line_and_starts_nothing(
     assert "no column 'nosuch': name one with --producer-column (it has site, shop, order)" in outcome.err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_demo_stops_all_that_it_started(
     number: signal.Signals, workspace: Path, tmp_path: Path, small_csv: str
 ) -> None:

@@ -126,6 +126,7 @@ def named(summary: dict[str, Any]) -> dict[tuple[str, tuple[str, ...]], set[int]
     return found
 
 
+@pytest.mark.long
 def test_what_was_acknowledged_and_never_carried_is_named_when_a_disk_is_lost(
     spark: Any, datacenter: Datacenter, tmp_path: Path
 ) -> None:

@@ -106,6 +106,7 @@ def test_late_data_revises_a_waiver_lets_the_watermark_pass_and_worse_takes_it_b
     assert "\n" not in fourth.problem
 
 
+@pytest.mark.long
 def test_old_proofs_are_folded_away_and_what_comes_late_for_them_is_told_and_not_judged(
     spark, world, stream, monkeypatch
 ):
@@ -274,6 +275,7 @@ def test_a_topic_under_several_names_in_the_aggregate_is_one_tier(spark, world, 
     assert "another state" in audit(world).problem or "use another" in audit(world).problem
 
 
+@pytest.mark.long
 def test_what_is_not_understood_holds_the_watermark_until_a_person_accepts_it(spark, world, stream):
     def strange(count: int) -> None:
         for _ in range(count):

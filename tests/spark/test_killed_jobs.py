@@ -27,6 +27,7 @@ COMMITS = {
 }
 
 
+@pytest.mark.long
 def test_a_job_that_died_around_its_commit_changes_nothing_of_what_the_next_one_says(
     spark: Any, world: World, tmp_path: Path
 ) -> None:

@@ -144,7 +144,10 @@ def test_offsets_are_pinned_when_spark_plans_the_read(spark, world):
     assert later.count() == 30  # each action plans anew
 
 
-@pytest.mark.parametrize("server", ["millrace", pytest.param("apache-kafka", marks=pytest.mark.kafka)])
+APACHE_KAFKA = pytest.param("apache-kafka", marks=[pytest.mark.kafka, pytest.mark.long])
+
+
+@pytest.mark.parametrize("server", ["millrace", APACHE_KAFKA])
 def test_what_retention_took_since_the_plan_is_told_as_that_and_the_rest_is_read(server, request):
     if server == "millrace":
         bootstrap = request.getfixturevalue("broker_factory")().bootstrap
@@ -206,6 +209,7 @@ NO_WORKER = "Python worker failed to connect back"
 """Spark gives the process that it starts for a stream's reader ten seconds and no more."""
 
 
+@pytest.mark.long
 def test_a_streaming_query_is_refused_in_one_sentence_before_it_reads(spark, tmp_path):
     """Spark asks for the stream's reader when the query starts."""
     table = spark.readStream.format("millrace").option("kafka.bootstrap.servers", "127.0.0.1:1")

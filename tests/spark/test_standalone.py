@@ -128,6 +128,7 @@ def written_by(events: Path) -> dict[str, int]:
     return rows[min(rows)]
 
 
+@pytest.mark.long
 def test_the_whole_job_runs_on_workers_that_lack_our_package(standalone, world, tmp_path):
     from_ewr, from_jfk = (
         stream("ewr", "UA@ewr", "00000000000000aa"),

@@ -196,7 +196,11 @@ def test_java_client_copies_in_transactions(java, readers, new_topic, fresh_name
 
 
 @pytest.mark.parametrize(
-    "assignor", ["RangeAssignor", "CooperativeStickyAssignor"], ids=["eager", "cooperative"]
+    "assignor",
+    [
+        pytest.param("RangeAssignor", id="eager", marks=pytest.mark.long),
+        pytest.param("CooperativeStickyAssignor", id="cooperative"),
+    ],
 )
 def test_java_members_share_with_each_other(java, readers, new_topic, fresh_name, assignor):
     """Two Java members, static ones, and their records: every partition is read by one of them. A third that
