@@ -29,7 +29,7 @@ from millrace.mirror.topics.own_topics import POSITIONS
 from tests.cluster.mirror_calls import command
 from tests.cluster.mirror_process import send, until
 from tests.pairs import Pair, in_pairs
-from tests.waiting import DeadlinePassed
+from tests.waiting import DeadlinePassed, patience
 
 # Retention is on in some of these topics: records of another year would not stay.
 NOW_MS = int(time.time() * 1000)
@@ -157,9 +157,9 @@ def test_new_topic_and_new_partition_arrive_from_their_first_record(pair: Pair) 
             await until(all_there, logs_of=[mirror])
             assert await values(target, later) == [b"first"]
             assert Counter(await values(target, running)) == Counter([*wanted, b"first"])
-            if min(took) >= DISCOVERY_S:  # a busy machine may hold one of them up
+            if max(took) >= patience(DISCOVERY_S):
                 seconds = " and ".join(f"{each:.1f}" for each in took)
-                raise DeadlinePassed(f"first records after {seconds} s, neither within {DISCOVERY_S:.0f}")
+                raise DeadlinePassed(f"first records after {seconds} s, not both within {DISCOVERY_S:.0f}")
 
     asyncio.run(story())
 

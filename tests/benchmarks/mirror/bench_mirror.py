@@ -92,8 +92,8 @@ class Bench:
         chosen = self._options.only
         for kind in self._options.ends:
             for part in [each for each in PARTS if each in chosen]:
-                # What is measured in the same session is measured once.
-                if part == "latency" and "backlog" in chosen:
+                # What is measured in the same session is measured once. Nothing is while several run together.
+                if part == "latency" and "backlog" in chosen and not self._options.together:
                     continue
                 try:
                     getattr(self, f"_part_{part}")(kind)
@@ -422,7 +422,7 @@ def main() -> int:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         print(tables(results, {name: each.title for name, each in workloads().items()}), flush=True)
-    return status
+    return status or int(any(row.kind == "failed" for row in results.rows))
 
 
 if __name__ == "__main__":
