@@ -92,7 +92,7 @@ class Bench:
         chosen = self._options.only
         for kind in self._options.ends:
             for part in [each for each in PARTS if each in chosen]:
-                # What is measured in the same session is measured once. Nothing is while several run together.
+                # What is measured in the same session is measured once; not where several run together.
                 if part == "latency" and "backlog" in chosen and not self._options.together:
                     continue
                 try:
