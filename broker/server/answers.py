@@ -5,6 +5,8 @@ the asked version does not have are left out, fields that were not given take th
 empty, null). Error codes are given as plain integers, times as milliseconds. Called by handlers and by
 `error_answers.py`.
 
+The dispatcher counts the error codes that go to clients, and finds them in the answer (`errors_of`).
+
 What has very many items is made and encoded on a thread (`answer_of`): `kio` writes in Python, some 10 µs for
 each item, and everyone else would wait.
 """
@@ -56,6 +58,12 @@ def answer(api_key: int, version: int, **fields: Any) -> Any:
     return build_entity(response_type(api_key, version), fields)
 
 
+class AnswerFrame(bytes):
+    """An answer that was encoded on a thread; `errors` are the codes in it."""
+
+    errors: list[int]
+
+
 async def answer_of(item_count: int, head: RequestHead, **fields: Any) -> Any:
     """As `answer`; with too many items for the event loop it is the answer's frame, made on a thread. Until
     then nobody may change what is in `fields`."""
@@ -63,7 +71,10 @@ async def answer_of(item_count: int, head: RequestHead, **fields: Any) -> Any:
         return answer(head.api_key, head.version, **fields)
 
     def encoded() -> bytes:
-        return encode_response(head, answer(head.api_key, head.version, **fields))
+        entity = answer(head.api_key, head.version, **fields)
+        frame = AnswerFrame(encode_response(head, entity))
+        frame.errors = errors_of(entity)
+        return frame
 
     return await asyncio.to_thread(encoded)
 
@@ -71,6 +82,56 @@ async def answer_of(item_count: int, head: RequestHead, **fields: Any) -> Any:
 def item_count(topics: Sequence[Mapping[str, Any]]) -> int:
     """Of an answer by topics and `partitions`."""
     return sum(1 + len(topic["partitions"]) for topic in topics)
+
+
+def errors_of(response: Any) -> list[int]:
+    """The error codes in a response, also in one that `answer_of` has encoded; none of other frames."""
+    if isinstance(response, AnswerFrame):
+        return response.errors
+    found: list[int] = []
+    kind: type[Any] = type(response)
+    if dataclasses.is_dataclass(kind) and (look := _look_for_errors(kind)) is not None:
+        look(response, found)
+    return found
+
+
+Look = Callable[[Any, list[int]], None]
+
+
+@cache
+def _look_for_errors(entity_type: type[Any]) -> Look | None:
+    """Adds the codes in an instance of this class to a list; None where it has no place for any."""
+    codes: list[str] = []
+    parts: list[tuple[str, bool, Look]] = []
+    for field in dataclasses.fields(entity_type):
+        if field.metadata.get("kafka_type") == "error_code":
+            codes.append(field.name)
+            continue
+        inner = _without_none(field.type)
+        is_many = get_origin(inner) is tuple
+        inner = get_args(inner)[0] if is_many else inner
+        if dataclasses.is_dataclass(inner) and (look := _look_for_errors(inner)) is not None:  # type: ignore[arg-type]
+            parts.append((field.name, is_many, look))
+    if not codes and not parts:
+        return None
+
+    def add(entity: Any, found: list[int]) -> None:
+        for name in codes:
+            if code := getattr(entity, name).value:
+                found.append(code)
+        for name, is_many, look in parts:
+            part = getattr(entity, name)
+            if part is not None:
+                for each in part if is_many else (part,):
+                    look(each, found)
+
+    return add
+
+
+def _without_none(annotation: Any) -> Any:
+    if get_origin(annotation) in (UnionType, Union):
+        return next(part for part in get_args(annotation) if part is not NoneType)
+    return annotation
 
 
 def build_entity(entity_type: type[Any], fields: Mapping[str, Any]) -> Any:
@@ -113,8 +174,7 @@ def _converter(annotation: Any, kafka_type: str) -> tuple[Build, Any]:
     """How to turn a plain value into the field's, and what stands for an absent one."""
     origin = get_origin(annotation)
     if origin in (UnionType, Union):
-        inner = next(part for part in get_args(annotation) if part is not NoneType)
-        convert, _ = _converter(inner, kafka_type)
+        convert, _ = _converter(_without_none(annotation), kafka_type)
         return (lambda value: None if value is None else convert(value)), None
     if origin is tuple:
         inner = get_args(annotation)[0]

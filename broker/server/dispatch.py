@@ -46,7 +46,7 @@ from millrace.broker.protocol.frames import (
     encode_response,
     is_flexible,
 )
-from millrace.broker.server.answers import request_type
+from millrace.broker.server.answers import errors_of, request_type
 from millrace.broker.server.context import BrokerServices, RequestContext
 from millrace.broker.server.error_answers import error_answer
 from millrace.broker.telemetry import garbage
@@ -189,6 +189,8 @@ class Dispatcher:
         head = context.head
         try:
             response = await handle(request, context)
+            for code in errors_of(response):
+                self._metrics.count_error(code)
             if response is None or isinstance(response, bytes | bytearray | list):
                 return response
             return encode_response(head, response)

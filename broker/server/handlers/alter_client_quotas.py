@@ -39,7 +39,6 @@ async def handle(request: Any, context: RequestContext) -> Any:
                 raise InvalidRequest("the entity is named more than once")
             await _alter(entity, entry.ops, context.broker, validate_only=request.validate_only)
         except KafkaError as error:
-            context.broker.metrics.count_error(error.code)
             result |= {"error_code": error.code, "error_message": str(error)}
         entries.append(result)
     return await answer_of(len(entries), context.head, entries=entries)

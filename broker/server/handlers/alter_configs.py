@@ -63,6 +63,5 @@ async def alter(
             resource.resource_name, change, validate_only=request.validate_only
         )
     except KafkaError as error:
-        broker.metrics.count_error(error.code)
         return result | {"error_code": error.code, "error_message": str(error)}
     return result

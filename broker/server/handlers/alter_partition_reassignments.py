@@ -34,9 +34,6 @@ async def _alter(topic: Any, broker: BrokerServices, timeout_ms: float) -> dict[
         results: dict[int, KafkaError | None] = dict.fromkeys(targets, refused)
     else:
         results = await broker.reassignments.alter(topic.name, targets, timeout_ms)
-    for error in results.values():
-        if error is not None:
-            broker.metrics.count_error(error.code)
     return {
         "name": topic.name,
         "partitions": [

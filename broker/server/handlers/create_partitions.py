@@ -42,6 +42,5 @@ async def _widen(
             topic.name, topic.count, assignment, timeout_ms, validate_only=validate_only
         )
     except KafkaError as error:
-        broker.metrics.count_error(error.code)
         return {"name": topic.name, "error_code": error.code, "error_message": str(error)}
     return {"name": topic.name, "error_code": NO_ERROR}

@@ -50,7 +50,6 @@ async def _create(
             info = await broker.controller.create_topic(new, timeout_ms)
             topic_id, replicas = info.topic_id, [part.replicas for part in info.partitions.values()]
     except KafkaError as error:
-        broker.metrics.count_error(error.code)
         return {"name": topic.name, "error_code": error.code, "error_message": str(error), "configs": []}
     return {
         "name": topic.name,

@@ -61,6 +61,5 @@ async def _delete(
             raise InvalidRequest(f"{topic}-{partition} stands more than once in the request")
         low_watermark = await broker.replica_manager.delete_records(topic, partition, offset, timeout_ms)
     except KafkaError as error:
-        broker.metrics.count_error(error.code)
         return {"partition_index": partition, "low_watermark": -1, "error_code": error.code}
     return {"partition_index": partition, "low_watermark": low_watermark, "error_code": NO_ERROR}

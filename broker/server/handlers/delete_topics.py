@@ -47,6 +47,5 @@ async def _delete(
                 raise UnknownTopicId(f"there is no topic with id {topic_id}")
         deleted_id = await broker.controller.delete_topic(name, timeout_ms, asked_id)
     except KafkaError as error:
-        broker.metrics.count_error(error.code)
         return result | {"error_code": error.code, "error_message": str(error)}
     return result | {"name": name, "topic_id": deleted_id}

@@ -26,7 +26,6 @@ async def handle(request: Any, context: RequestContext) -> Any:
     try:
         filters = read_filters(request.components)
     except KafkaError as error:
-        context.broker.metrics.count_error(error.code)
         return answer(API, version, error_code=error.code, error_message=str(error), entries=None)
     entries = [
         {

@@ -48,7 +48,6 @@ def _describe(resource: Any, include_synonyms: bool, broker: BrokerServices) -> 
     try:
         entries = _entries(resource, broker)
     except KafkaError as error:
-        broker.metrics.count_error(error.code)
         return result | {"error_code": error.code, "error_message": str(error)}
     if not include_synonyms:
         for entry in entries:

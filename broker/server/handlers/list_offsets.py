@@ -71,7 +71,6 @@ async def handle(request: Any, context: RequestContext) -> Any:
                 found = await _look_up(topic.name, asked, request, context)
                 given |= dict(zip(("offset", "timestamp", "leader_epoch"), found, strict=True))
             except KafkaError as error:
-                context.broker.metrics.count_error(error.code)
                 given |= {"error_code": error.code, "offset": -1, "timestamp": -1, "leader_epoch": -1}
             partitions.append(given)
         topics.append({"name": topic.name, "partitions": partitions})

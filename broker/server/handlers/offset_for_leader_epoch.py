@@ -37,7 +37,6 @@ def _look_up(topic: str, asked: Any, broker: BrokerServices) -> dict[str, Any]:
             topic, asked.partition, asked.leader_epoch, asked.current_leader_epoch
         )
     except KafkaError as error:
-        broker.metrics.count_error(error.code)
         return {"partition": asked.partition, "error_code": error.code}
     return {
         "partition": asked.partition,

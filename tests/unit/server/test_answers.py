@@ -14,7 +14,8 @@ from kio.schema.errors import ErrorCode
 
 from millrace.broker.errors import InvalidTopic, ProtocolError, UnknownServerError, UnsupportedVersion
 from millrace.broker.protocol.frames import Api, decode_response
-from millrace.broker.server.answers import answer, build_entity, request_type, response_type
+from millrace.broker.server import answers
+from millrace.broker.server.answers import answer, build_entity, errors_of, request_type, response_type
 from millrace.broker.server.dispatch import Dispatcher, Handler
 from millrace.broker.server.registry import MODULES, handlers, spoken_apis
 from millrace.broker.telemetry.metrics import BrokerMetrics
@@ -84,6 +85,48 @@ def test_refusal_raised_by_a_handler_is_answered_and_the_connection_goes_on() ->
 
     asyncio.run(scenario())
     assert metrics.error_counts == {UnknownServerError.code: 1}
+
+
+@pytest.mark.parametrize("most", [0, 1_000], ids=["on a thread", "on the loop"])
+def test_every_code_in_an_answer_is_counted(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr(answers, "MOST_ITEMS_AT_ONCE", most)
+
+    async def some(_request: Any, context: Any) -> Any:
+        partitions = [{"partition_index": number, "error_code": 5 * (number % 2)} for number in range(4)]
+        topics = [
+            {"error_code": 0, "name": "t", "partitions": partitions},
+            {"error_code": 3, "name": "nobodys", "partitions": []},
+        ]
+        return await answers.answer_of(3, context.head, topics=topics)
+
+    metrics = BrokerMetrics()
+    served = Handler(int(Api.METADATA), range(10), range(0), some, None)
+
+    async def scenario() -> None:
+        request = frame_of(Api.METADATA, 9, topics=[{"name": "t"}])
+        await Dispatcher([served], None, metrics).dispatch(request, "h")
+
+    asyncio.run(scenario())
+    assert metrics.error_counts == {5: 2, 3: 1}
+
+
+def test_codes_are_found_wherever_a_schema_has_a_place_for_one() -> None:
+    at_the_top = answer(Api.HEARTBEAT, 4, error_code=25)
+    deep = answer(
+        Api.ADD_PARTITIONS_TO_TXN,
+        4,
+        results_by_transaction=[
+            {
+                "transactional_id": "t",
+                "topic_results": [
+                    {"results_by_partition": [{"partition_error_code": code} for code in (55, 0)]}
+                ],
+            }
+        ],
+    )
+    nowhere = answer(Api.METADATA, 9, topics=[])
+    frames = (b"", bytearray(b"1"), [b"2"], None)
+    assert [errors_of(each) for each in (at_the_top, deep, nowhere, *frames)] == [[25], [55], *[[]] * 5]
 
 
 @pytest.mark.parametrize(("api_key", "version"), [(500, 0), (-1, 0), (3, -1), (1, 900)])
