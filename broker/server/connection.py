@@ -190,7 +190,10 @@ class Connection(asyncio.BufferedProtocol):
         self._ended = True
         self._give_up_answers()
         self._parse()  # what had to wait for those answers need not any more
-        return not self._finished()
+        if not self._finished():
+            return True
+        self._drop_rest()
+        return False
 
     def _give_up_answers(self) -> None:
         """Nobody reads what is waited for any more, however long it may be waited for. What changes
@@ -253,9 +256,26 @@ class Connection(asyncio.BufferedProtocol):
         if self._unsent_size or self._parked_size or self._told_size:
             self._tell_backlog()
         if self._ended and self._finished() and self._transport is not None:
+            self._drop_rest()
             self._transport.close()
             return False
         return True
+
+    def _drop_rest(self) -> None:
+        """The peer has gone in the middle of a request, if anything is left: killed, or no client at all."""
+        size = self.received.end - self.received.start
+        if not size:
+            return
+        self.received.start = self.received.end
+        self._metrics.count_close("protocol: cut")
+        held_back = self._protocol_errors.take("cut")
+        if held_back is not None:
+            log.info(
+                "the peer closed its connection in the middle of a request",
+                client=self.client_address,
+                received=size,
+                held_back=held_back,
+            )
 
     def _impossible(self, size: int) -> ProtocolError:
         """Say what may have come instead of a request."""

@@ -289,6 +289,31 @@ def test_peer_that_is_gone_is_not_waited_with() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("rest", [b"", b"\0", request(b"never whole")[:-1]])
+def test_peer_that_went_in_the_middle_of_a_request_is_counted_and_told_of(rest: bytes) -> None:
+    async def scenario() -> None:
+        gate = asyncio.Event()
+
+        async def control() -> bytes:
+            await gate.wait()
+            return b"answer"
+
+        for answer in (lambda _: b"answer", lambda _: control()):
+            server = Server(answer)
+            server.receive(request(b"whole") + rest)
+            with structlog.testing.capture_logs() as lines:
+                goes_on = server.connection.eof_received()
+                gate.set()
+                if goes_on:
+                    await until(lambda server=server: server.transport.closed)
+            told = [line["received"] for line in lines if "middle of a request" in line["event"]]
+            assert told == [len(rest)] * bool(rest)
+            assert server.metrics.closes == ({"protocol: cut": 1} if rest else {})
+            assert bytes(server.transport.written) == b"answer"
+
+    asyncio.run(scenario())
+
+
 def test_all_that_a_peer_sent_before_it_went_is_carried_out() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
