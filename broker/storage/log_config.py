@@ -170,7 +170,7 @@ def _any_text(_: str) -> None:
 
 def _throttled(text: str) -> None:
     """`*`, nothing, or pairs."""
-    pairs = [pair.strip() for pair in text.split(",")]
+    pairs = [pair.strip() for pair in text.rstrip(", ").split(",")]
     if pairs not in ([EVERY_REPLICA], [""]) and not all(
         re.fullmatch("[0-9]+:[0-9]+", pair) for pair in pairs
     ):

@@ -109,6 +109,28 @@ def test_least_size_of_a_segment(raw, server, fresh_name):
     assert (code(14), code((1 << 20) - 1)) == (expected, expected)
 
 
+def test_settings_that_have_no_effect_or_contradict_each_other_are_looked_at_too(raw, server, fresh_name):
+    """A throttle that nobody can read would be none."""
+
+    def codes(*settings: dict[str, str]) -> list[str]:
+        topics = [named(fresh_name("topic"), **each) for each in settings]
+        return created(raw, *topics, validate_only=True)
+
+    throttled = "follower.replication.throttled.replicas"
+    right = [{throttled: value} for value in ("*", "", "0:1,1:2", "0:1,")]
+    right += [{"preallocate": "TRUE"}, {"compression.gzip.level": "-1"}, {"min.compaction.lag.ms": "5"}]
+    assert codes(*right) == ["NONE"] * len(right)
+    wrong = [{throttled: value} for value in ("0-2", "*,0:1", "0:a")]
+    wrong += [{"preallocate": "banana"}, {"compression.gzip.level": "0"}, {"compression.lz4.level": "18"}]
+    wrong += [{"segment.jitter.ms": "-1"}, {"retention.ms": "1_000"}]
+    wrong += [{"min.compaction.lag.ms": "6", "max.compaction.lag.ms": "5"}]
+    assert codes(*wrong) == ["INVALID_CONFIG"] * len(wrong)
+    older = [{"message.format.version": "3.0"}, {"message.downconversion.enable": "true"}]
+    older += [{"message.timestamp.difference.max.ms": "1"}]
+    expected = server.outcome("settings-of-older-releases", kafka="INVALID_CONFIG", millrace="NONE")
+    assert codes(*older) == [expected] * len(older)
+
+
 def test_validation_alone_makes_nothing(raw, fresh_name):
     name, wrong = fresh_name("topic"), fresh_name("topic")
     assert created(raw, named(name, 3), named(wrong, 1, 9), validate_only=True) == [

@@ -119,7 +119,7 @@ def test_a_new_topic_is_refused_settings_without_a_value() -> None:
 @pytest.mark.parametrize(
     ("name", "right", "wrong"),
     [
-        ("follower.replication.throttled.replicas", ["*", "", "0:1", "0:1, 12:3"], ["0-2", "*,0:1", "0:1,"]),
+        ("follower.replication.throttled.replicas", ["*", "", "0:1", "0:1, 12:3,"], ["0-2", "*,0:1"]),
         ("preallocate", ["TRUE"], ["banana", ""]),
         ("compression.gzip.level", ["-1", "9"], ["0", "999"]),
         ("segment.jitter.ms", ["0"], ["-1", "soon"]),
