@@ -189,6 +189,16 @@ class WindowReports(MutableMapping[int, CountEvent]):
             other = self._others.get(start_ms)
             yield start_ms, start_ms + (own_ms if other is None else other.window_ms)
 
+    def before(self, end_ms: int) -> list[int]:
+        """The windows that begin before it, in no order. Where there is none, what was packed is so again:
+        who asks thousands of streams holds the rows of one."""
+        self._unpack()
+        found = [*self._starts[: bisect_left(self._starts, end_ms)]]
+        found += [start_ms for start_ms in (*self._late, *self._others) if start_ms < end_ms]
+        if not found:
+            self.pack()
+        return found
+
     def others(self) -> list[CountEvent]:
         """The reports that `pack` leaves out, in the order of windows."""
         return [self._others[start_ms] for start_ms in sorted(self._others)]

@@ -254,7 +254,7 @@ def forget_pruned(
         if facts is None:
             continue
         acknowledged = BitMap64()
-        for start_ms in [start for start in facts.windows if left.has(start)]:
+        for start_ms in filter(left.has, facts.windows.before(left.end_ms)):
             report = facts.windows.pop(start_ms)
             told = report.acknowledged | report.ambiguous | report.failed
             if not learn and not told.issubset(left.sequences):

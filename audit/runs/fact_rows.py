@@ -163,6 +163,11 @@ class PrunedWindows:
         """The start of the first one; there must be one."""
         return int(self.windows.min()) * self.window_ms
 
+    @property
+    def end_ms(self) -> int:
+        """Where the last one ends; 0 where there is none."""
+        return (int(self.windows.max()) + 1) * self.window_ms if self.windows else 0
+
     def encode(self) -> bytes:
         body = {
             "window_ms": self.window_ms,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from dataclasses import replace
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from pyroaring import BitMap64
 from millrace.audit.config import parse_config
 from millrace.audit.contract.events import CLOSED, CountEvent, EventLedger, StreamEvent, TierEvent
 from millrace.audit.contract.group_counts import Claim, group_doubts
+from millrace.audit.contract.window_reports import Teller, WindowReports
 from millrace.audit.keeping import upkeep
 from millrace.audit.keeping.state import Commit, StateFolder
 from millrace.audit.keeping.verdict_files import SettledLines
@@ -201,6 +203,14 @@ def ledger_of(*reports, last=6, sequenced=True, state=CLOSED):
     return ledger
 
 
+def plain_report(start_ms, sequence):
+    return CountEvent(
+        stream=STREAM, session="0" * 16, topic="flights", producer="AA", window_ms=WINDOW_MS,
+        window_start_ms=start_ms, report=1, count=1, byte_count=0, at_ms=1,
+        acknowledged=BitMap64([sequence]), ambiguous=BitMap64(), failed=BitMap64(),
+    )  # fmt: skip
+
+
 def pruned_at(ledger, *starts_ms, stream=STREAM, window_ms=WINDOW_MS):
     """What is left of the stream when these windows are pruned."""
     pruned = {}
@@ -223,6 +233,28 @@ def test_pruned_reports_leave_no_hole_behind():
     assert restore_pruned(table)[STREAM].has(5) and not restore_pruned(table)[STREAM].has(10)
     facts = facts_of(table.to_pylist()[0])
     assert facts.accounted == BitMap64([1, 2, 3]) and not facts.windows[0].acknowledged
+
+
+def test_of_many_streams_the_reports_of_one_are_unpacked_at_a_time():
+    """With `keep` of a month they are gigabytes."""
+    ledger, windows = ledger_of(), WindowReports()
+    windows.are_of(Teller(STREAM, "0" * 16, "flights", "AA", WINDOW_MS))
+    for number in range(1, 10_000):
+        windows[number * WINDOW_MS] = plain_report(number * WINDOW_MS, number)
+    packed = windows.pack()
+    pruned = {}
+    for number in range(100):
+        ledger.facts(f"{number:016x}").adopt_reports(packed)
+        pruned.setdefault(f"{number:016x}", PrunedWindows(WINDOW_MS)).add(0, WINDOW_MS)
+    pruned["0" * 16].add(WINDOW_MS, WINDOW_MS)
+    tracemalloc.start()
+    upkeep.forget_pruned(ledger, pruned, learn=True)
+    held, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    one = 9_999 * 40
+    assert (held < 3 * one, peak < 8 * one) == (True, True), (held, peak)
+    lengths = {len(ledger.streams[stream].windows) for stream in pruned if stream != "0" * 16}
+    assert (len(ledger.streams["0" * 16].windows), lengths) == (9_998, {9_999})
 
 
 def verdict_table(table, cells=(), groups=(), names=None):
