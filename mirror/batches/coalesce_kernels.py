@@ -149,7 +149,7 @@ def walk(buffer: Any, state: Any, aborted: Any, aborting: Any, limits: Any, step
         last_delta = int32_at(buffer, position + 23)
         record_count = int32_at(buffer, position + 57)
         attributes = np.int64(unsigned_at(buffer, position + 21, 2))
-        if last_delta < 0 or (record_count == 0 and size > _HEADER_SIZE):
+        if last_delta < 0 or (record_count == 0 and size > _HEADER_SIZE and attributes & 7 == 0):
             status = np.int64(BAD_HEADER)  # it would be passed over as one without records, or of before
             break
         codec = attributes & 7

@@ -79,7 +79,7 @@ def verify_batch(data: Buffer, position: int, header: BatchHeader) -> None:
     """Raises CorruptMessage unless a batch is whole, its checksum right, and its header one that a log can
     hold: what ends before it begins, or holds bytes and no records, would else be passed over."""
     verify_crc(data, position, header)
-    has_lost_records = header.record_count == 0 and header.size > HEADER_SIZE
+    has_lost_records = header.record_count == 0 and header.size > HEADER_SIZE and not header.compression
     if header.last_offset_delta < 0 or has_lost_records:
         raise CorruptMessage(
             f"record batch at offset {header.base_offset} of {header.size} bytes claims "
