@@ -221,6 +221,9 @@ class Reconciler:
         if self.groups:
             seen = {**seen, **self._add_groups(tiers, sources, topic, events)}
         around = Neighbourhood(cells)
+        # As records go: the first that a row names is where they came from.
+        places = {each.name: number for number, each in enumerate(tiers)}
+        order = sorted(seen, key=lambda tier: places.get(tier, len(places)))
         for verdict in reconcile_stream(
             facts,
             seen,
@@ -231,8 +234,8 @@ class Reconciler:
             content=self.content,
         ):
             append_ms: dict[str, list[int]] = {}
-            for tier, windows in seen.items():
-                window = windows.get(verdict.window_start_ms) if verdict.window_start_ms is not None else None
+            for tier in order:
+                window = None if verdict.window_start_ms is None else seen[tier].get(verdict.window_start_ms)
                 if window is not None and window.last_append_ms >= 0:
                     append_ms[tier] = [window.first_append_ms, window.last_append_ms]
             yield verdict, Evidence(append_ms, dict(around.places(verdict.missing)))

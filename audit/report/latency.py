@@ -15,6 +15,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 Hop = tuple[str, str]
 
 
@@ -36,7 +39,19 @@ class Latencies:
             self._samples.setdefault(key, Counter()).update((arrived_first - first, arrived_last - last))
             self._windows[key] = self._windows.get(key, 0) + 1
 
-    def _hops(self, append_ms: Mapping[str, Sequence[int]]) -> Iterator[Hop]:
+    def add_rows(self, topics: Any, first: Mapping[str, Any], last: Mapping[str, Any]) -> None:
+        """Many rows' at once, Arrow's arrays: their topics, and by tier the first times and the last."""
+        for upstream, downstream in self._hops(first):
+            for times in (first, last):
+                took = pc.subtract(times[downstream], times[upstream])
+                grouped = pa.table({"topic": topics, "ms": took}).group_by(["topic", "ms"])
+                for topic, took_ms, count in _counts(grouped.aggregate([([], "count_all")])):
+                    self._samples.setdefault((topic, upstream, downstream), Counter())[took_ms] += count
+            for each in pc.value_counts(topics).to_pylist():
+                key = (each["values"], upstream, downstream)
+                self._windows[key] = self._windows.get(key, 0) + each["counts"]
+
+    def _hops(self, append_ms: Mapping[str, Any]) -> Iterator[Hop]:
         known = [tier for tier in append_ms if self._upstreams.get(tier)]
         if not known:
             yield from itertools.pairwise(append_ms)
@@ -66,6 +81,11 @@ class Latencies:
                 }
             )
         return rows
+
+
+def _counts(grouped: pa.Table) -> Iterator[tuple[str, int, int]]:
+    columns = (grouped[name].to_pylist() for name in ("topic", "ms", "count_all"))
+    return zip(*columns, strict=True)
 
 
 def percentile(ascending: Sequence[tuple[int, int]], share: float) -> int:

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from millrace.audit.reconciliation.row_parts import Rows, parts_of
 from millrace.audit.reconciliation.verdict_rows import VERDICT_SCHEMA
 from millrace.audit.reconciliation.verdicts import DIFFERS, GOOD, OPEN, Fold, Verdict, WindowState
+from millrace.audit.report.append_times import timed_rows
 from millrace.audit.report.latency import Latencies
 from millrace.audit.report.plain import is_calm, tier_column, tier_names
 from millrace.audit.report.reasons import CONTENT, reasons_of
@@ -198,12 +199,13 @@ class Tally:
         self._add_calm_producers(rows, tiers)
         for word in rows["content"].filter(pc.not_equal(rows["content"], "")).value_counts().to_pylist():
             self.content[word["values"]] += word["counts"]
-        timed = rows.filter(pc.match_substring(rows["detail"], '"append_ms"'))
-        for batch in timed.select(_TIMES).to_batches(max_chunksize=_BATCH_ROWS):
-            for row in batch.to_pylist():
-                detail = json.loads(row["detail"])
-                self.latencies.add(row["topic"], detail["append_ms"])
-                self._note_lateness(row, detail)
+        for timed in timed_rows(rows.select(_TIMES), tiers):
+            self.latencies.add_rows(timed.rows["topic"], timed.first, timed.last)
+            ends_ms = pc.add(timed.rows["window_start_ms"], timed.rows["window_ms"])
+            is_late = pc.greater(pc.subtract(next(iter(timed.last.values())), ends_ms), self._grace_ms)
+            for batch in timed.rows.filter(pc.or_(is_late, timed.unpromised)).to_batches(_BATCH_ROWS):
+                for row in batch.to_pylist():
+                    self._note_lateness(row, json.loads(row["detail"]))
 
     def _add_calm_producers(self, rows: pa.Table, tiers: Sequence[str]) -> None:
         columns: dict[str, Any] = {name: rows[name] for name in ("topic", "producer", "published")}

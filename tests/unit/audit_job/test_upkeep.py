@@ -267,6 +267,23 @@ def verdict_table(table, cells=(), groups=(), names=None):
     return verdicts_of(reconciler, pa.Table.from_pylist(list(cells), CELL_SCHEMA), table)
 
 
+def test_append_times_are_told_in_the_order_in_which_records_go():
+    """Whether they came late is asked of the first: cells come in the order of clusters' names."""
+    reconciler = Reconciler(
+        clusters=[ClusterReading(name, name == "ewr", {"flights": "flights"}) for name in ("agg", "ewr")],
+        passed={}, gaps={}, window_ms=WINDOW_MS, grace_ms=0, now_ms=10_000, topics=("flights",),
+    )  # fmt: skip
+    times = {"agg": 700, "ewr": 50}
+    cells = [
+        cell(0, [1, 2, 3]) | {"tier": name, "cluster": name, "first_append_ms": ms, "last_append_ms": ms}
+        for name, ms in times.items()
+    ]
+    facts = facts_table(ledger_of((0, [1, 2, 3]), last=3), {STREAM: {"ewr"}})
+    rows = verdicts_of(reconciler, pa.Table.from_pylist(cells, CELL_SCHEMA), facts)
+    (detail,) = (json.loads(each) for each in rows["detail"].to_pylist() if "append_ms" in each)
+    assert list(detail["append_ms"].items()) == [("ewr", [50, 50]), ("agg", [700, 700])]
+
+
 def cell(start_ms, sequences, sequenced=True):
     empty = dict.fromkeys(CELL_SCHEMA.names)
     return {
