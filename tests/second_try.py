@@ -46,10 +46,10 @@ def refusal(failures: Sequence[Failure]) -> str | None:
 
 
 def read(path: Path) -> list[Failure]:
-    """What a run wrote down; nothing when it did not come that far."""
+    """What a run wrote down; nothing when it did not come that far, or was ended while it wrote."""
     try:
         return [Failure(**each) for each in json.loads(path.read_text())]
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
         return []
 
 

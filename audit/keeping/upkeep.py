@@ -55,6 +55,8 @@ from millrace.audit.scanning.cell_rows import NOTE_UNAUDITED
 
 FOLD_FILES = 64
 """so many loose files of cells (`RunCells.loose_files`) are folded into few"""
+FOLD_EVERY_MS = 86_400_000
+"""cells of one record each, where keys are hashed, wait no longer to be united"""
 LOOKS_A_KEEP = 30
 """pruning is looked at so many times in the time that evidence is kept"""
 
@@ -67,10 +69,11 @@ _PLACE = ["stream", "window_start_ms"]
 
 
 def is_due(before: Commit, file_count: int, keep_ms: int | None, now_ms: int) -> bool:
-    """Whether this run should fold: there are many files, or it is time to look for what may go."""
+    """Whether this run should fold: there are many files, or it is time to look for what may go or be one."""
     if file_count >= FOLD_FILES:
         return True
-    return keep_ms is not None and before.number > 0 and now_ms - before.folded_ms >= keep_ms // LOOKS_A_KEEP
+    every_ms = FOLD_EVERY_MS if keep_ms is None else min(FOLD_EVERY_MS, keep_ms // LOOKS_A_KEEP)
+    return before.number > 0 and now_ms - before.folded_ms >= every_ms
 
 
 def prune(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import pyarrow as pa
@@ -34,7 +34,7 @@ from millrace.audit.runs.reading_plan import read_until
 from millrace.audit.runs.run import Findings, Run
 from millrace.audit.scanning.cell_notes import IN_CLUSTER, counts_of, unaudited_of, united_notes, unread_of
 from millrace.audit.scanning.cell_rows import NOTE_UNAUDITED, NOTE_UNTRUSTED
-from millrace.audit.spark.spark_cells import RunCells
+from millrace.audit.spark.spark_cells import RunCells, is_folded
 from millrace.broker.errors import MillraceError
 
 
@@ -94,9 +94,9 @@ def keep_verdicts(run: Run, after: Commit, cells: RunCells, found: Findings) -> 
     """Put the settled verdicts into the commit, and fold what may be folded."""
     config = run.config
     pruned = SETTLED_SCHEMA.empty_table()
-    loose_count = len(cells.loose_files())
-    if upkeep.is_due(run.before, loose_count, config.keep_ms, run.now_ms):
-        pruned = _fold(run, after, cells, found, loose_count)
+    loose = cells.loose_files()
+    if upkeep.is_due(run.before, len(loose), config.keep_ms, run.now_ms):
+        pruned = _fold(run, after, cells, found, loose)
     after.claims = upkeep.claims_to_keep(
         after.claims, found.rows, config.grace_ms, config.keep_ms, run.now_ms
     )
@@ -114,7 +114,7 @@ def keep_verdicts(run: Run, after: Commit, cells: RunCells, found: Findings) -> 
         run.state.write_table(f"{folder}/{PRUNED}", pruned)
 
 
-def _fold(run: Run, after: Commit, cells: RunCells, found: Findings, loose_count: int) -> pa.Table:
+def _fold(run: Run, after: Commit, cells: RunCells, found: Findings, loose: Sequence[str]) -> pa.Table:
     """Prune what the policy lets go, unite cells of what is proven, and make the files of many runs few.
     Returns the lines of the windows that were pruned."""
     config, ledger = run.config, run.captured.ledger
@@ -133,7 +133,8 @@ def _fold(run: Run, after: Commit, cells: RunCells, found: Findings, loose_count
             config.window_ms,
             places_decide=not may_unite,
         )
-    if not lines.num_rows and loose_count < upkeep.FOLD_FILES:
+    is_to_unite = may_unite and not all(map(is_folded, loose))
+    if not lines.num_rows and len(loose) < upkeep.FOLD_FILES and not is_to_unite:
         return lines
     upkeep.forget_pruned(ledger, pruned, learn=True)
     # The fold goes by all that is pruned, also of streams that are forgotten now: no commit names this table.

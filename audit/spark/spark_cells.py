@@ -261,16 +261,15 @@ class RunCells:
         costs what is new. The files of one fold are large or loose together, and go together."""
         names = [*self._kept, *self.new_files()]
         large: set[str] = set()
-        for folder in {name.rpartition("/")[0] for name in names}:
-            if folder.endswith(_FOLDED):
-                # Hadoop lays a checksum beside each file, and a mark of success.
-                sizes = [
-                    entry.size
-                    for entry in self._state.files.entries(folder)
-                    if entry.name.endswith(".parquet") and not entry.name.startswith((".", "_"))
-                ]
-                if sum(sizes) >= len(sizes) * FOLDED_FILE_BYTES // 2:
-                    large.add(folder)
+        for folder in {name.rpartition("/")[0] for name in names if is_folded(name)}:
+            # Hadoop lays a checksum beside each file, and a mark of success.
+            sizes = [
+                entry.size
+                for entry in self._state.files.entries(folder)
+                if entry.name.endswith(".parquet") and not entry.name.startswith((".", "_"))
+            ]
+            if sum(sizes) >= len(sizes) * FOLDED_FILE_BYTES // 2:
+                large.add(folder)
         return [name for name in names if name.rpartition("/")[0] not in large]
 
     def fold(self, plan: str, rows: Sequence[str], *, whole: bool = False) -> list[str]:
@@ -300,6 +299,11 @@ class RunCells:
             cells = cells.filter(~col("tail"))
         few = cells.coalesce(max(1, -(-self._size_of(sources) // FOLDED_FILE_BYTES)))
         return [*left, *self._write(few, f"{self._folder}{_FOLDED}")]
+
+
+def is_folded(name: str) -> bool:
+    """Whether a fold has written this file of cells."""
+    return name.rpartition("/")[0].endswith(_FOLDED)
 
 
 def proven_of(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

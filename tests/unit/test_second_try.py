@@ -90,6 +90,9 @@ def test_a_run_writes_down_what_failed_first_and_what_guards_data(tmp_path):
 def test_a_run_that_wrote_nothing_is_not_forgiven(tmp_path):
     assert second_try.read(tmp_path / "none") == []
     assert second_try.refusal(second_try.read(tmp_path / "none")) is not None
+    cut = tmp_path / "cut"
+    cut.write_text("[{")
+    assert second_try.read(cut) == [], "it was ended while it wrote"
 
 
 FIRST_TIME_ONLY = """

@@ -174,7 +174,9 @@ def test_it_is_looked_at_from_time_to_time_or_when_files_are_many():
     assert not upkeep.is_due(before, 3, 300, 109)
     assert upkeep.is_due(before, 3, 300, 110)
     assert upkeep.is_due(before, upkeep.FOLD_FILES, None, 100)
-    assert not upkeep.is_due(before, 3, None, 10**15)
+    assert upkeep.is_due(before, 3, None, 100 + upkeep.FOLD_EVERY_MS), "whatever is kept for ever, too"
+    assert not upkeep.is_due(before, 3, None, 99 + upkeep.FOLD_EVERY_MS)
+    assert upkeep.is_due(before, 3, 10**15, 100 + upkeep.FOLD_EVERY_MS), "and for long"
 
 
 def ledger_of(*reports, last=6, sequenced=True, state=CLOSED):
@@ -510,6 +512,37 @@ def test_what_the_roster_owes_of_a_pruned_window_is_in_its_line_and_nowhere_else
     keep_verdicts(run_of(state, captured, owed=of_roster), after, Cells(), findings)
     kept = pa.concat_tables(parts_of(SettledLines(state, after.verdicts), ["window_start_ms", "folded"]))
     assert [tuple(line.values()) for line in kept.to_pylist()] == [(10, False), (0, True)]
+
+
+@pytest.mark.parametrize(
+    ("loose", "may_unite", "is_folded"),
+    [
+        (["cells/a-folded/1", "cells/b/1"], True, True),
+        (["cells/a-folded/1", "cells/b-folded/1"], True, False),
+        (["cells/a/1", "cells/b/1"], False, False),
+        (["cells/a/1"] * upkeep.FOLD_FILES, False, True),
+        ([], True, False),
+    ],
+    ids=["new cells", "folded already", "places decide", "many files", "none"],
+)
+def test_cells_of_proven_windows_are_united_once_a_day(tmp_path, monkeypatch, loose, may_unite, is_folded):
+    """They may be one for each record; but what a fold has made stays as it is until there is more."""
+    monkeypatch.setattr("millrace.audit.keeping.uniting.may_unite", lambda *_: may_unite)
+
+    class OfSomeDays(Cells):
+        def loose_files(self):
+            return loose
+
+    state = StateFolder.open(tmp_path)
+    captured = Capture(10**12, ledger_of((10**12 - 20, [1, 2, 3]), last=3))
+    rows = verdict_rows([row(10**12 - 20)])
+    numbered = number_rows(rows, LINE_SCHEMA.empty_table(), 10**12)
+    findings = Findings(rows, rows, rows.slice(0, 0), numbered, [], {})
+    after = Commit(cells=["cells/new"])
+    keep_verdicts(run_of(state, captured), after, OfSomeDays(), findings)
+    assert after.cells == (["cells/folded"] if is_folded else ["cells/new"])
+    assert (after.folded_ms == 10**12) is is_folded
+    assert state.files.entries("verdicts") or not is_folded
 
 
 def test_the_cells_of_a_stream_that_is_forgotten_go_with_it(tmp_path):
