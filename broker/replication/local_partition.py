@@ -1,8 +1,8 @@
 """One partition of which this broker keeps a replica: its log, its rules, and who waits for it.
 
 Made and held by `replica_manager.py`; the replica fetcher and the keeper of the in-sync sets work on it too.
-All on the event loop. `turn` is held by whoever waits for a disk in the middle of changing the log as a
-follower, and by changes of role: a log is never cut while its broker begins to lead.
+All on the event loop. `turn` is held by whoever waits for a thread in the middle of changing the log, a
+follower or a large append, and by changes of role: a log is never cut while its broker begins to lead.
 """
 
 from __future__ import annotations
@@ -147,6 +147,8 @@ class LocalPartition:
     deletions: list[tuple[int, asyncio.Future[None]]] = field(default_factory=list)
     """DeleteRecords requests, by the offset that the low watermark must reach."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    appending: asyncio.Task[Any] | None = None
+    """The large append under way, if any: nobody else appends meanwhile (`slow_appends.py`)."""
 
     @property
     def key(self) -> TopicPartition:

@@ -6,9 +6,10 @@ transactions, and by `server/broker.py`, which brings it into the cluster with `
 here, and in which role, is kept by `hosting.py` (`hosted`).
 
 `append_now` and `read_now` run at once on the event loop: a write goes to the page cache, a read comes from
-it. What must wait for a disk (fsync, a cold read, making or deleting a log) runs on threads; logs lock
-themselves. What belongs to replication has modules of its own: `in_sync_sets.py` (who is in sync),
-`replica_fetcher.py` (what this broker follows), `high_watermarks.py` (their checkpoint).
+it. What must wait for a disk (fsync, a cold read, making or deleting a log), or moves many bytes
+(`slow_appends.py`), runs on threads; logs lock themselves. What belongs to replication has modules of its
+own: `in_sync_sets.py` (who is in sync), `replica_fetcher.py` (what this broker follows), `high_watermarks.py`
+(their checkpoint).
 
 Invariants: only the leader appends and serves; a consumer never sees past the high watermark; an append with
 acks=all is answered when the high watermark has passed it; with `visibility=flushed` the high watermark never
@@ -20,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -37,7 +38,6 @@ from millrace.broker.errors import (
     NotLeaderOrFollower,
     OffsetOutOfRange,
     PolicyViolation,
-    UnknownServerError,
     UnknownTopicOrPartition,
 )
 from millrace.broker.protocol.topic_partition import TopicPartition
@@ -66,16 +66,16 @@ from millrace.broker.replication.reading import (
     read_to_end,
 )
 from millrace.broker.replication.replica_fetcher import FetchLimits, ReplicaFetchers
+from millrace.broker.replication.slow_appends import Outcome, SlowAppends
 from millrace.broker.storage.batch_validation import (
     Budget,
     CheckedBatch,
     Origin,
     Validation,
-    check_batch,
 )
 from millrace.broker.storage.disk_errors import WouldBlock
 from millrace.broker.storage.disk_room import DiskRoom
-from millrace.broker.storage.log import Log
+from millrace.broker.storage.log import AppendResult
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
 from millrace.broker.telemetry.metrics import BrokerMetrics
@@ -146,6 +146,15 @@ class ReplicaManager:
             max_lag_ms=max_lag_ms,
         )
         self._partitions = self.hosted.partitions
+        self.slow_appends = SlowAppends(
+            self._partitions,
+            self._checks,
+            self.on_disk,
+            clock_ms,
+            validation,
+            to_append=self._to_append,
+            finish=self._finish,
+        )
 
     def join(
         self,
@@ -192,15 +201,36 @@ class ReplicaManager:
         budget: Budget | None = None,
         checked: CheckedBatch | KafkaError | None = None,
         may_block: bool = True,
-    ) -> tuple[Appended, asyncio.Future[None] | None]:
+    ) -> Outcome:
         """Append one batch to the page cache; what came of it, and what to wait for before answering.
 
-        `budget` bounds what is decompressed; `checked` is what `check` has found. The future is None when
-        there is nothing to wait for. Raises KafkaErrors, and what the budget raises; with `may_block=False`
-        WouldBlock where a file has to be opened first, which `check` does.
+        `budget` bounds what is decompressed; `checked` is what `slow_appends.check` has found. The future is
+        None when there is nothing to wait for. Raises KafkaErrors, what the budget raises, WouldBlock where a
+        large append is under way, and with `may_block=False` where a file has to be opened first.
         """
-        local = self._partitions.get((topic, partition)) or self._missing(topic, partition)
-        replica, partition_log = local.replica, local.log
+        local = self._to_append((topic, partition), acks)
+        partition_log = local.log
+        if isinstance(checked, KafkaError):
+            raise checked
+        if local.appending is not None:
+            raise WouldBlock(f"{local} is being appended to")
+        if not may_block and partition_log.is_at_rest:
+            raise WouldBlock(f"{local} has to be opened")
+        result = partition_log.append(
+            batch,
+            leader_epoch=local.replica.leader_epoch,
+            now_ms=self._clock_ms(),
+            origin=origin,
+            validation=self._validation,
+            budget=budget,
+            checked=checked,
+        )
+        return self._finish(local, result, len(batch), acks, is_internal=origin == "internal")
+
+    def _to_append(self, key: TopicPartition, acks: int) -> LocalPartition:
+        """The partition that this broker may append to. Raises KafkaErrors."""
+        local = self._partitions.get(key) or self._missing(*key)
+        replica = local.replica
         if replica.role is not Role.LEADER:
             replica.check_leader()
         if (
@@ -211,20 +241,14 @@ class ReplicaManager:
             raise NotEnoughReplicas(
                 f"{len(replica.isr)} in-sync replicas, min.insync.replicas is {replica.min_insync_replicas}"
             )
-        if isinstance(checked, KafkaError):
-            raise checked
-        if not may_block and partition_log.is_at_rest:
-            raise WouldBlock(f"{local} has to be opened")
-        now_ms = self._clock_ms()
-        result = partition_log.append(
-            batch,
-            leader_epoch=replica.leader_epoch,
-            now_ms=now_ms,
-            origin=origin,
-            validation=self._validation,
-            budget=budget,
-            checked=checked,
-        )
+        return local
+
+    def _finish(
+        self, local: LocalPartition, result: AppendResult, size: int, acks: int, *, is_internal: bool = False
+    ) -> Outcome:
+        """Tell who waits for a batch of `size` bytes that is in the log now; what its append has to wait
+        for."""
+        replica, partition_log = local.replica, local.log
         appended = Appended(
             result.base_offset,
             result.last_offset,
@@ -232,54 +256,20 @@ class ReplicaManager:
             partition_log.start_offset,
             result.duplicate,
         )
-        size = 0
         if result.duplicate:
             self._metrics.duplicate_batches += 1
+            size = 0
         else:
-            size = len(batch)
             self._metrics.produce_bytes += size
             self._metrics.produce_records += result.last_offset - result.base_offset + 1
         wait: asyncio.Future[Any] | None = None
         if replica.followers or self._only_flushed:
-            wait = self._leading.appended(
-                local, size, result.last_offset, acks, is_internal=origin == "internal"
-            )
+            wait = self._leading.appended(local, size, result.last_offset, acks, is_internal=is_internal)
         elif replica.advance(partition_log.end_offset):
-            self.waiting_fetches.appended((topic, partition), size, local.stable_size(size))
+            self.waiting_fetches.appended(local.key, size, local.stable_size(size))
         if partition_log.end_offset - partition_log.recovery_point >= local.flush_messages:
-            wait = self._leading.with_flush(local, wait, is_internal=origin == "internal")
+            wait = self._leading.with_flush(local, wait, is_internal=is_internal)
         return appended, wait
-
-    async def check(
-        self, batches: Sequence[tuple[str, int, memoryview | None]], budget: Budget
-    ) -> list[CheckedBatch | KafkaError | None]:
-        """Check batches of clients on a thread, as `append_now` does on the event loop, and open the files
-        that they go to; what it is to be given with each of them. None for one that it will refuse without
-        looking into it."""
-        now_ms = self._clock_ms()
-        jobs: list[tuple[memoryview, Log] | None] = []
-        for topic, partition, batch in batches:
-            local = self._partitions.get((topic, partition))
-            is_led = local is not None and local.replica.role is Role.LEADER
-            jobs.append((batch, local.log) if local is not None and is_led and batch else None)
-
-        def check_all() -> list[CheckedBatch | KafkaError | None]:
-            return [job and self._checked(*job, now_ms, budget) for job in jobs]
-
-        return await asyncio.get_running_loop().run_in_executor(self._checks, check_all)
-
-    def _checked(
-        self, batch: memoryview, partition_log: Log, now_ms: int, budget: Budget
-    ) -> CheckedBatch | KafkaError:
-        try:
-            partition_log.wake()
-            config = partition_log.config
-            return check_batch(batch, config, now_ms=now_ms, validation=self._validation, budget=budget)
-        except KafkaError as error:
-            return error
-        except Exception:
-            log.exception("a batch could not be checked")
-            return UnknownServerError("the batch could not be checked; see the broker's log")
 
     async def append(
         self,
@@ -290,6 +280,7 @@ class ReplicaManager:
         origin: Origin = "internal",
     ) -> Appended:
         """As `append_now`, and wait for what there is to wait for. Raises KafkaErrors, TimeoutError."""
+        await self.slow_appends.settled(topic_partition)
         appended, wait = self.append_now(*topic_partition, batches, acks, origin)
         if wait is not None:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -415,6 +406,7 @@ class ReplicaManager:
         the topic's policy is compaction alone, RequestTimedOut when some replica has not followed in time
         (it will all the same).
         """
+        await self.slow_appends.settled((topic, partition))  # the log's lock is its own
         local = self.leader_of(topic, partition)
         if not local.log.config.is_deleted_by_retention:
             raise PolicyViolation(f"records of {topic}-{partition} go by compaction alone (cleanup.policy)")

@@ -65,6 +65,7 @@ class MarkerWriter:
         waits: dict[asyncio.Future[None], list[tuple[int, TopicPartition]]] = {}
         for index, marker in enumerate(markers):
             for partition in sorted(marker.partitions):
+                await self._replica_manager.slow_appends.settled(partition)
                 error, offset, wait = self._append(marker, partition)
                 outcomes[index][partition] = error
                 offsets[index, partition] = offset

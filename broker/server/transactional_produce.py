@@ -59,12 +59,14 @@ class TransactionalAppends:
         transactional_id: str,
         version: int,
         partitions: Sequence[PartitionBatches],
-        append: Callable[[Refusals, slice], None],
+        append: Callable[[Refusals, int, int], Awaitable[int]],
         prepare: Callable[[], Awaitable[None]] | None = None,
     ) -> asyncio.Task[None]:
         """Ask, and call `append`, for some of the partitions after the others when it is this request's turn;
         the place is taken in this very call. What takes its time is done by `prepare`, before asking: between
-        the answer and the append a transaction could end, and so it could between two parts."""
+        the answer and the append a transaction could end, and so it could between two parts. Of the
+        partitions from one place to another `append` appends as many as it can before it has to wait, and
+        gives the place to go on at; the last of them may be one that it waits for itself."""
         producer, _ = _transactional(partitions)
         turn = self._turns.setdefault(producer, asyncio.Lock())
         self._waiting[producer] = self._waiting.get(producer, 0) + 1
@@ -73,13 +75,14 @@ class TransactionalAppends:
             async with turn:
                 if prepare is not None:
                     await prepare()
-                for first in range(0, len(partitions), BATCHES_AT_ONCE):
+                first = 0
+                while first < len(partitions):
                     if first:
                         await asyncio.sleep(0)
-                    some = slice(first, first + BATCHES_AT_ONCE)
-                    _, sequences = _transactional(partitions[some])
+                    end = min(first + BATCHES_AT_ONCE, len(partitions))
+                    _, sequences = _transactional(partitions[first:end])
                     errors = await self._gate.admit(transactional_id, producer, sequences)
-                    append(_refusals(errors, version), some)
+                    first = await append(_refusals(errors, version), first, end)
 
         task = asyncio.get_running_loop().create_task(ask_and_append())
         task.add_done_callback(lambda _: self._left(producer))

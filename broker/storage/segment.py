@@ -43,6 +43,9 @@ SIDE_SUFFIXES = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX)
 """Files that go with a `.log`."""
 DELETED_SUFFIX = ".deleted"
 
+LARGE_READ_SIZE = 8 << 20
+"""Bytes that take too long to copy where others wait: some 1.5 ms for each MB."""
+
 _SCAN_SIZE = 1 << 20
 _SEEK_SIZE = 8192
 _MAX_RELATIVE_OFFSET = 2**31 - 1
@@ -146,7 +149,9 @@ class LogFile:
         return data
 
     def read_cached(self, position: int, size: int) -> bytes | bytearray:
-        """As `read`, but raises WouldBlock rather than wait for the disk."""
+        """As `read`, but raises WouldBlock rather than wait for the disk, or copy more than takes no time."""
+        if size > LARGE_READ_SIZE:
+            raise WouldBlock(f"{size} bytes of {self.path} are to be copied")
         self._is_used = True
         file = self._descriptor
         if file is None:

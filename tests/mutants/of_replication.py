@@ -171,12 +171,56 @@ OF_REPLICATION = (
         name="answer-before-flush",
         promise="Where flush.messages asks for it, a produce request is answered after its flush.",
         file="broker/replication/replica_manager.py",
-        rule='            wait = self._leading.with_flush(local, wait, is_internal=origin == "internal")\n',
-        instead='            self._leading.with_flush(local, None, is_internal=origin == "internal")\n',
+        rule="            wait = self._leading.with_flush(local, wait, is_internal=is_internal)\n",
+        instead="            self._leading.with_flush(local, None, is_internal=is_internal)\n",
         red=(
             f"{REPLICATION}/test_replica_manager.py"
             "::test_flush_messages_is_awaited_and_never_on_the_event_loop",
         ),
+    ),
+    Mutant(
+        name="append-beside-a-large-one",
+        promise="While a large batch is on its way into a log, nobody else appends to it.",
+        file="broker/replication/replica_manager.py",
+        rule="        if local.appending is not None:\n",
+        instead="        if local.appending == 0:\n",
+        red=(
+            f"{REPLICATION}/test_slow_appends.py::test_whoever_appends_meanwhile_waits",
+            "tests/unit/server/test_produce_work.py"
+            "::test_another_transaction_that_ends_while_a_large_batch_is_written_is_asked_about_anew",
+        ),
+    ),
+    Mutant(
+        name="large-append-under-another-leadership",
+        promise="A large batch goes into the log under the leadership that let it in, or not at all.",
+        file="broker/replication/slow_appends.py",
+        rule="                self._check_same(local, leader_epoch, acks)\n",
+        instead="                leader_epoch = local.replica.leader_epoch\n",
+        red=(f"{REPLICATION}/test_slow_appends.py::test_a_leadership_that_is_over_writes_nothing",),
+    ),
+    Mutant(
+        name="role-changes-under-a-large-append",
+        promise="Roles do not change while a large batch is on its way into the log.",
+        file="broker/replication/slow_appends.py",
+        rule="            async with local.turn:\n",
+        instead="            if True:\n",
+        red=(f"{REPLICATION}/test_slow_appends.py::test_a_role_changes_after_the_batch_is_in_the_log",),
+    ),
+    Mutant(
+        name="large-append-to-a-log-that-is-gone",
+        promise="A large batch whose log failed while it was written is not acknowledged.",
+        file="broker/replication/slow_appends.py",
+        rule="                self._check_same(local, leader_epoch)\n",
+        instead="",
+        red=(f"{REPLICATION}/test_slow_appends.py::test_a_log_that_is_gone_meanwhile_acknowledges_nothing",),
+    ),
+    Mutant(
+        name="transaction-ends-before-its-large-batch",
+        promise="The marker that ends a transaction comes behind a batch of it that is being written.",
+        file="broker/server/transaction_markers.py",
+        rule="                await self._replica_manager.slow_appends.settled(partition)\n",
+        instead="",
+        red=(f"{REPLICATION}/test_slow_appends.py::test_a_transaction_ends_behind_its_large_batch",),
     ),
     Mutant(
         name="log-hosted-with-the-defaults",

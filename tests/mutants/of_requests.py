@@ -54,14 +54,14 @@ OF_REQUESTS = (
         promise="Nothing that takes long comes between the answer that a transaction is open and the append.",
         file="broker/server/transactional_produce.py",
         rule="                if prepare is not None:\n                    await prepare()\n"
-        "                for first in range(0, len(partitions), BATCHES_AT_ONCE):\n"
+        "                first = 0\n                while first < len(partitions):\n"
         "                    if first:\n                        await asyncio.sleep(0)\n"
-        "                    some = slice(first, first + BATCHES_AT_ONCE)\n"
-        "                    _, sequences = _transactional(partitions[some])\n"
+        "                    end = min(first + BATCHES_AT_ONCE, len(partitions))\n"
+        "                    _, sequences = _transactional(partitions[first:end])\n"
         "                    errors = await self._gate.admit(transactional_id, producer, sequences)\n",
-        instead="                for first in range(0, len(partitions), BATCHES_AT_ONCE):\n"
-        "                    some = slice(first, first + BATCHES_AT_ONCE)\n"
-        "                    _, sequences = _transactional(partitions[some])\n"
+        instead="                first = 0\n                while first < len(partitions):\n"
+        "                    end = min(first + BATCHES_AT_ONCE, len(partitions))\n"
+        "                    _, sequences = _transactional(partitions[first:end])\n"
         "                    errors = await self._gate.admit(transactional_id, producer, sequences)\n"
         "                    if prepare is not None:\n                        await prepare()\n",
         red=(
@@ -145,6 +145,25 @@ OF_REQUESTS = (
             f"{SERVER}/test_produce_work.py"
             "::test_bombs_are_looked_into_on_a_thread_and_no_further_than_a_request_may_hold",
         ),
+    ),
+    Mutant(
+        name="large-batches-written-on-the-event-loop",
+        promise="A batch of many MB holds up nobody else while it is written.",
+        file="broker/replication/slow_appends.py",
+        rule="len(checked.batch) > LARGE_APPEND_SIZE\n",
+        instead="len(checked.batch) < 0\n",
+        red=(
+            f"{SERVER}/test_produce_work.py"
+            "::test_large_batches_are_written_on_a_thread_and_others_are_served_meanwhile",
+        ),
+    ),
+    Mutant(
+        name="large-batches-read-on-the-event-loop",
+        promise="A batch of many MB holds up nobody else while it is read.",
+        file="broker/storage/segment.py",
+        rule="        if size > LARGE_READ_SIZE:\n",
+        instead="        if size < 0:\n",
+        red=("tests/unit/storage/test_log_files.py::test_much_at_once_is_read_where_nobody_else_waits",),
     ),
     Mutant(
         name="short-streams-copied-with-each-other",

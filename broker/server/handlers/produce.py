@@ -51,6 +51,7 @@ from millrace.broker.protocol.hot_produce import (
 )
 from millrace.broker.protocol.system_topics import INTERNAL_TOPICS
 from millrace.broker.replication.replica_manager import ACKS_ALL
+from millrace.broker.replication.slow_appends import Outcome, is_large
 from millrace.broker.server import produce_work, refused_batches
 from millrace.broker.server.context import BrokerServices, RequestContext
 from millrace.broker.server.dispatch import KEPT_FRAME_SIZE, Answered, Throttled
@@ -144,7 +145,7 @@ class _Appends:
         broker = self.context.broker
         budget = produce_work.budget_of_request(self._size, broker.config.settings.socket_request_max_bytes)
         self._budget = None
-        return await broker.replica_manager.check(partitions, budget)
+        return await broker.replica_manager.slow_appends.check(partitions, budget)
 
     def append(
         self,
@@ -153,60 +154,100 @@ class _Appends:
         checked: CheckedBatch | KafkaError | None = None,
     ) -> None:
         """Raises TooMuchAtOnce, WouldBlock."""
-        key = batches.topic, batches.partition
-        refusal = verdicts.refusals.get(key) if verdicts is not None else None
-        if key in self._repeated:
-            refusal = InvalidRequest(f"{key[0]}-{key[1]} stands more than once in the request")
-        answer = (
-            self._append(batches, verified=verdicts is not None, checked=checked)
-            if refusal is None
-            else _refused(batches, refusal, self.context)
-        )
-        self._answers.append(answer)
-        if verdicts is not None and not answer.error_code:
-            verdicts.appended(batches)
-
-    def _append(
-        self, batches: PartitionBatches, *, verified: bool, checked: CheckedBatch | KafkaError | None
-    ) -> PartitionAnswer:
-        topic, partition, records = batches
-        context = self.context
         try:
-            if topic in INTERNAL_TOPICS:
-                raise InvalidTopic(f"topic {topic} is written by the brokers alone")
-            if not records:
-                raise InvalidRecord("a produce request holds exactly one batch for each partition")
-            if (
-                not verified
-                and len(records) > ATTRIBUTES_LOW_BYTE
-                and records[ATTRIBUTES_LOW_BYTE] & TRANSACTIONAL_BIT
-            ):
-                # Nothing would ever end its transaction: readers of committed data would wait before it for
-                # ever.
-                raise TransactionalIdAuthorizationFailed("a transactional batch in a request without its id")
-            if context.head.version < FIRST_WITH_ZSTD and codec_of(records) == ZSTD:
-                raise UnsupportedCompressionType("zstd needs produce version 7 or newer (KIP-110)")
-            appended, wait = context.broker.replica_manager.append_now(
-                topic,
-                partition,
+            records = self._checked(batches, verdicts)
+            outcome = self.context.broker.replica_manager.append_now(
+                batches.topic,
+                batches.partition,
                 records,
                 self.request.acks,
                 budget=self._budget,
                 checked=checked,
                 may_block=self._budget is None,
             )
-        except KafkaError as error:
-            return _refused(batches, error, context)
         except (TooMuchAtOnce, WouldBlock):
             raise
-        except Exception:
-            log.exception("an append failed", topic=topic, partition=partition)
-            return _refused(batches, UnknownServerError("the append failed; see the broker's log"), context)
+        except Exception as error:
+            self._failed(batches, error)
+        else:
+            self._appended(batches, outcome, verdicts)
+
+    async def append_slowly(
+        self,
+        batches: PartitionBatches,
+        checked: CheckedBatch | KafkaError | None,
+        verdicts: Verdicts | None = None,
+    ) -> bool:
+        """As `append`, on a thread where the batch is large, after which verdicts may hold no more: False
+        then. Raises WouldBlock, before anything was waited for."""
+        if not is_large(checked):
+            self.append(batches, verdicts, checked)
+            return True
+        key = batches.topic, batches.partition
+        try:
+            size = len(self._checked(batches, verdicts))
+            appending = self.context.broker.replica_manager.slow_appends.begin(
+                key, size, checked, self.request.acks
+            )
+            outcome = await asyncio.shield(appending)
+        except WouldBlock:
+            raise
+        except Exception as error:
+            self._failed(batches, error)
+        else:
+            self._appended(batches, outcome, verdicts)
+        return False
+
+    async def settled(self, batches: PartitionBatches) -> None:
+        """Until nobody's large batch is under way to where these go."""
+        await self.context.broker.replica_manager.slow_appends.settled((batches.topic, batches.partition))
+
+    def _checked(self, batches: PartitionBatches, verdicts: Verdicts | None) -> memoryview:
+        """The partition's batch. Raises KafkaErrors where nobody need look at the log."""
+        topic, partition, records = batches
+        if (topic, partition) in self._repeated:
+            raise InvalidRequest(f"{topic}-{partition} stands more than once in the request")
+        if verdicts is not None and (refusal := verdicts.refusals.get((topic, partition))) is not None:
+            raise refusal
+        if topic in INTERNAL_TOPICS:
+            raise InvalidTopic(f"topic {topic} is written by the brokers alone")
+        if not records:
+            raise InvalidRecord("a produce request holds exactly one batch for each partition")
+        if (
+            verdicts is None
+            and len(records) > ATTRIBUTES_LOW_BYTE
+            and records[ATTRIBUTES_LOW_BYTE] & TRANSACTIONAL_BIT
+        ):
+            # Nothing would ever end its transaction: readers of committed data would wait before it for ever.
+            raise TransactionalIdAuthorizationFailed("a transactional batch in a request without its id")
+        if self.context.head.version < FIRST_WITH_ZSTD and codec_of(records) == ZSTD:
+            raise UnsupportedCompressionType("zstd needs produce version 7 or newer (KIP-110)")
+        return records
+
+    def _appended(self, batches: PartitionBatches, outcome: Outcome, verdicts: Verdicts | None) -> None:
+        topic, partition, _ = batches
+        appended, wait = outcome
         if wait is not None:
             self._waits[topic, partition] = wait
-        return PartitionAnswer(
-            topic, partition, 0, appended.base_offset, appended.log_append_time_ms, appended.log_start_offset
+        self._answers.append(
+            PartitionAnswer(
+                topic,
+                partition,
+                0,
+                appended.base_offset,
+                appended.log_append_time_ms,
+                appended.log_start_offset,
+            )
         )
+        if verdicts is not None:
+            verdicts.appended(batches)
+
+    def _failed(self, batches: PartitionBatches, error: Exception) -> None:
+        topic, partition, _ = batches
+        if not isinstance(error, KafkaError):
+            log.error("an append failed", topic=topic, partition=partition, exc_info=error)
+            error = UnknownServerError("the append failed; see the broker's log")
+        self._answers.append(_refused(batches, error, self.context))
 
     def answer(self) -> Answered | asyncio.Future[Any]:
         return _answer(self.request, self._answers, self._waits, self._size, self.context)
@@ -218,7 +259,8 @@ async def _append_in_turns(work: _Appends, partitions: Sequence[PartitionBatches
     now = asyncio.get_running_loop().time
     turn_ends = now() + produce_work.TURN_SECONDS
     for batches, found in zip(partitions, checked, strict=True):
-        work.append(batches, checked=found)
+        await work.settled(batches)
+        await work.append_slowly(batches, found)
         if now() > turn_ends:
             await asyncio.sleep(0)
             turn_ends = now() + produce_work.TURN_SECONDS
@@ -279,10 +321,16 @@ def _handle_transactional(
     async def prepare() -> None:
         checked.extend(await work.check(rest))
 
-    def append(refusals: Refusals, some: slice) -> None:
+    async def append(refusals: Refusals, first: int, end: int) -> int:
         verdicts = Verdicts(refusals, appends.appended)
-        for batches, found in zip(rest[some], checked[some], strict=True):
-            work.append(batches, verdicts, found)
+        for number in range(first, end):
+            try:
+                if not await work.append_slowly(rest[number], checked[number], verdicts):
+                    return number + 1
+            except WouldBlock:
+                await work.settled(rest[number])
+                return number
+        return end
 
     appended = appends.in_turn(transactional_id, head.version, rest, append, prepare)
 

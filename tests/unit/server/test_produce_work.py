@@ -30,6 +30,7 @@ from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
 from millrace.broker.storage.segment import LogFile
 from millrace.broker.telemetry.metrics import BrokerMetrics
+from tests.gated_writes import GatedWrites
 from tests.stored_batches import batches_of
 
 VERSION = 9
@@ -317,13 +318,69 @@ def test_a_batch_checked_before_has_the_time_of_its_append(tmp_path: Path) -> No
     async def scenario(stage: Stage) -> None:
         log = stage.replicas.leader_of("t", 0).log
         batch = memoryview(good(b"v"))
-        (checked,) = await stage.replicas.check([("t", 0, batch)], produce_work.budget_at_once())
+        (checked,) = await stage.replicas.slow_appends.check([("t", 0, batch)], produce_work.budget_at_once())
         assert checked is not None and not isinstance(checked, Exception)
         log.append(batch, leader_epoch=0, now_ms=7_000, checked=checked)
         (record,) = [record for stored in batches_of(log) for record in read_records(stored)]
         assert record.timestamp_ms == 7_000
 
     run(tmp_path, scenario, **{"message.timestamp.type": "LogAppendTime"})
+
+
+@pytest.mark.parametrize("transactional_id", [None, "orders"])
+def test_large_batches_are_written_on_a_thread_and_others_are_served_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transactional_id: str | None
+) -> None:
+    """A batch behind one to the same partition comes behind it in the log, too; others wait for nothing."""
+    large = bytes(produce_work.SIZE_AT_ONCE + 1)
+    gated = GatedWrites(monkeypatch, len(large))
+    header = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
+
+    async def scenario(stage: Stage) -> None:
+        producer = header if transactional_id else {}
+        batches = {
+            ("t", 0): good(large, compression=0, **producer),
+            ("t", 1): good(b"behind it in the request", compression=0, **producer),
+        }
+        first = asyncio.ensure_future(stage.codes(stage.ask(batches, transactional_id, until_done=True)))
+        await gated.one_has_begun()
+        second = asyncio.ensure_future(stage.codes(stage.ask({("t", 0): good(b"after", compression=0)})))
+        beside = stage.ask({("t", number): good(b"beside", compression=0) for number in (2, 3)})
+        assert await stage.codes(beside) == [0, 0]
+        assert stage.values(1) == []
+        assert not first.done()
+        assert not second.done()
+        gated.may_go_on.set()
+        assert (await first, await second) == ([0, 0], [0])
+        assert stage.values() == [large, b"after"]
+        assert stage.values(1) == [b"behind it in the request"]
+
+    run(tmp_path, scenario, **{"max.message.bytes": str(1 << 26)})
+
+
+def test_another_transaction_that_ends_while_a_large_batch_is_written_is_asked_about_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small batch that has to wait behind a large one was let in before."""
+    large = bytes(produce_work.SIZE_AT_ONCE + 1)
+    gated = GatedWrites(monkeypatch, len(large))
+    producer = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
+
+    async def scenario(stage: Stage) -> None:
+        first = asyncio.ensure_future(
+            stage.codes(stage.ask({("t", 0): good(large, compression=0)}, until_done=True))
+        )
+        await gated.one_has_begun()
+        second = asyncio.ensure_future(stage.codes(stage.ask({("t", 0): good(b"v", **producer)}, "orders")))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        stage.gate.answer = ErrorCode.invalid_txn_state
+        gated.may_go_on.set()
+        assert await first == [0]
+        assert await second == [InvalidTxnState.code]
+        assert stage.values() == [large]
+
+    run(tmp_path, scenario, **{"max.message.bytes": str(1 << 26)})
 
 
 @pytest.mark.parametrize("must_ask", [False, True])
@@ -335,14 +392,14 @@ def test_transactions_are_asked_about_after_what_takes_long(
     async def scenario(stage: Stage) -> None:
         producer = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
         stage.gate.must_ask = must_ask
-        check = stage.replicas.check
+        check = stage.replicas.slow_appends.check
 
         async def checked_while_it_ends(*arguments: Any) -> Any:
             found = await check(*arguments)
             stage.gate.answer = ErrorCode.invalid_txn_state
             return found
 
-        monkeypatch.setattr(stage.replicas, "check", checked_while_it_ends)
+        monkeypatch.setattr(stage.replicas.slow_appends, "check", checked_while_it_ends)
         answer = stage.ask({("t", 0): good(b"v", **producer), ("t", 1): good(LARGE, **producer)}, "orders")
         first = InvalidTxnState.code if must_ask else 0
         assert await stage.codes(answer) == [first, InvalidTxnState.code]

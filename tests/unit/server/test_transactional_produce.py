@@ -92,6 +92,16 @@ def test_malformed_batches_are_left_to_the_append():
     assert TransactionalAppends(Gate()).admit_now("orders", 9, [damaged, short]) == {}
 
 
+def noting(name: str, order: list[str]):
+    """An `append` that takes all."""
+
+    async def append(_refusals: object, _first: int, end: int) -> int:
+        order.append(name)
+        return end
+
+    return append
+
+
 def test_one_request_one_producer():
     with pytest.raises(InvalidProducerIdMapping):
         TransactionalAppends(Gate()).admit_now("orders", 9, [batch(), batch(partition=1, producer_id=8)])
@@ -109,15 +119,11 @@ def test_requests_are_appended_in_the_order_in_which_they_came():
         appends = TransactionalAppends(gate)
         order: list[str] = []
         assert appends.admit_now("orders", 9, [batch()]) is None
-        first = asyncio.ensure_future(
-            appends.in_turn("orders", 9, [batch()], lambda *_: order.append("first"))
-        )
+        first = asyncio.ensure_future(appends.in_turn("orders", 9, [batch()], noting("first", order)))
         await asyncio.sleep(0)
         gate.at_once = NONE  # the log would let it in by now: it waits for the first all the same
         assert appends.admit_now("orders", 9, [batch(1)]) is None
-        second = asyncio.ensure_future(
-            appends.in_turn("orders", 9, [batch(1)], lambda *_: order.append("second"))
-        )
+        second = asyncio.ensure_future(appends.in_turn("orders", 9, [batch(1)], noting("second", order)))
         # Other producers don't wait for this one.
         assert appends.admit_now("others", 9, [batch(producer_id=8)]) == {}
         await asyncio.sleep(0)
@@ -137,7 +143,7 @@ def test_a_producer_whose_epoch_is_over_holds_up_nobody_while_that_is_being_conf
     async def scenario() -> None:
         gate = Gate(at_once=None)
         appends = TransactionalAppends(gate)
-        old = appends.in_turn("orders", 9, [batch()], lambda *_: None)
+        old = appends.in_turn("orders", 9, [batch()], noting("", []))
         gate.at_once = NONE
         assert appends.admit_now("orders", 9, [batch(producer_epoch=2)]) == {}
         await asyncio.sleep(0)
@@ -153,7 +159,7 @@ def test_a_request_has_its_place_before_its_task_runs():
     async def scenario() -> None:
         gate = Gate(at_once=None)
         appends = TransactionalAppends(gate)
-        first = appends.in_turn("orders", 9, [batch()], lambda *_: None)
+        first = appends.in_turn("orders", 9, [batch()], noting("", []))
         gate.at_once = NONE
         assert appends.admit_now("orders", 9, [batch(1)]) is None
         first.cancel()  # also one that never began leaves its place
@@ -169,13 +175,9 @@ def test_a_client_that_goes_away_lets_the_next_one_through():
         gate = Gate(at_once=None)
         appends = TransactionalAppends(gate)
         order: list[str] = []
-        going = asyncio.ensure_future(
-            appends.in_turn("orders", 9, [batch()], lambda *_: order.append("gone"))
-        )
+        going = asyncio.ensure_future(appends.in_turn("orders", 9, [batch()], noting("gone", order)))
         await asyncio.sleep(0)
-        next_one = asyncio.ensure_future(
-            appends.in_turn("orders", 9, [batch()], lambda *_: order.append("next"))
-        )
+        next_one = asyncio.ensure_future(appends.in_turn("orders", 9, [batch()], noting("next", order)))
         await asyncio.sleep(0)
         going.cancel()
         for _ in range(5):
@@ -195,6 +197,30 @@ def test_what_waits_is_copied():
     assert copied([PartitionBatches("t", 0, None)]) == [PartitionBatches("t", 0, None)]
 
 
+def test_behind_a_batch_that_was_waited_for_each_is_asked_about_anew():
+    """Whatever took its time: the transaction could have ended meanwhile."""
+
+    async def scenario() -> None:
+        gate = Gate()
+        taken: list[tuple[int, int, list[int]]] = []
+
+        async def append(refusals, first: int, end: int) -> int:
+            taken.append((first, end, sorted(partition for _, partition in refusals)))
+            return first + 1
+
+        partitions = [batch(partition=number) for number in range(3)]
+        whole = TransactionalAppends(gate).in_turn("orders", 9, partitions, append)
+        for number, answer in enumerate([NONE, ErrorCode.invalid_txn_state, NONE]):
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert len(gate.waiting) == number + 1
+            gate.waiting[number].set_result(answer)
+        await whole
+        assert taken == [(0, 3, []), (1, 3, [1, 2]), (2, 3, [])]
+
+    asyncio.run(scenario())
+
+
 def test_others_have_their_turn_in_a_request_of_very_many_batches(monkeypatch):
     """And each part is asked about right before its append: the transaction could end in between."""
     monkeypatch.setattr(transactional_produce, "BATCHES_AT_ONCE", 2)
@@ -204,12 +230,13 @@ def test_others_have_their_turn_in_a_request_of_very_many_batches(monkeypatch):
         done: list[tuple[str, int]] = []
         partitions = [batch(partition=number) for number in range(5)]
 
-        def append(refusals, some) -> None:
+        async def append(refusals, first: int, end: int) -> int:
             refused = {partition for _, partition in refusals}
             done.extend(
                 ("refused" if each.partition in refused else "appended", each.partition)
-                for each in partitions[some]
+                for each in partitions[first:end]
             )
+            return end
 
         whole = TransactionalAppends(gate).in_turn("orders", 9, partitions, append)
         for number, answer in enumerate([NONE, NONE, ErrorCode.invalid_txn_state]):

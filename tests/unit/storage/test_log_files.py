@@ -26,6 +26,7 @@ from millrace.broker.protocol.batch import (
     stamp_timestamps,
 )
 from millrace.broker.protocol.records import Record, build_batch
+from millrace.broker.storage import segment
 from millrace.broker.storage.disk_errors import WouldBlock
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
@@ -516,6 +517,23 @@ def test_search_in_a_closed_segment_is_left_to_a_thread(open_log: OpenLog) -> No
     while following < log.end_offset:  # whoever goes on where a reader stopped needs no search
         following = log.read(following, 1, may_block=False).next_offset
     assert log.read(log.end_offset - 1, 1, may_block=False).next_offset == log.end_offset
+
+
+def test_much_at_once_is_read_where_nobody_else_waits(
+    open_log: OpenLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To copy it takes its time wherever it is: in the page cache, too."""
+    log = open_log()
+    for _ in range(4):
+        append(log, 2)
+    monkeypatch.setattr(segment, "LARGE_READ_SIZE", 2 * SIZE)
+    assert len(log.read(0, 2 * SIZE, may_block=False).data) == 2 * SIZE
+    with pytest.raises(WouldBlock):
+        log.read(0, 3 * SIZE, may_block=False)
+    assert len(log.read(0, 3 * SIZE).data) == 3 * SIZE
+    monkeypatch.setattr(segment, "LARGE_READ_SIZE", SIZE - 1)
+    with pytest.raises(WouldBlock):  # one batch that is larger than was asked for
+        log.read(0, 1, may_block=False)
 
 
 def test_search_in_the_active_segment_waits_for_no_disk(
