@@ -45,11 +45,11 @@ _TIMES = ["topic", "producer", "stream", "window_start", "window_start_ms", "win
 Target = tuple[str, int | str]
 """(topic, start of the window or id of the stream)"""
 
-Place = tuple[str, str, str, bool, int, int]
+SortKey = tuple[str, str, str, bool, int, int]
 """Where something stands: topic, producer, stream, the stream's own row after its windows, start, number
 within the row."""
 
-Named = tuple[Place, Target, dict[str, Any]]
+Named = tuple[SortKey, Target, dict[str, Any]]
 
 
 class Tally:
@@ -73,8 +73,8 @@ class Tally:
         self._duplicates = _Findings("tier")
         self._differing = _Findings("where")
         self._producers: dict[tuple[str, str], _Producer] = {}
-        self._reasons: dict[str, tuple[int, Place]] = {}
-        self._late: list[tuple[int, Place, dict[str, Any]]] = []
+        self._reasons: dict[str, tuple[int, SortKey]] = {}
+        self._late: list[tuple[int, SortKey, dict[str, Any]]] = []
         self._late_windows: Counter[tuple[str, str]] = Counter()
 
     def losses(self, waived: Collection[Target]) -> list[dict[str, Any]]:
@@ -152,11 +152,11 @@ class Tally:
             (self._differing, _differing(row, detail)),
         ):
             for number, each in enumerate(found):
-                named.add(_place(row, number), target, each)
+                named.add(_sort_key(row, number), target, each)
         self._producer(row).add(row, verdict)
         if verdict not in (Verdict.PROVEN, Verdict.COUNT_MATCH):
             for number, reason in enumerate(reasons_of(detail)):
-                self._add_reason(reason, _place(row, number))
+                self._add_reason(reason, _sort_key(row, number))
         topic = self._topic(row["topic"])
         topic.add(row, detail, seen, "OPEN" if is_open else str(verdict))
         if row["window_start"] is not None:
@@ -234,9 +234,9 @@ class Tally:
             topic = self.topics[name] = TopicTally(name, self._tiers)
         return topic
 
-    def _add_reason(self, reason: str, place: Place) -> None:
-        count, first = self._reasons.get(reason, (0, place))
-        self._reasons[reason] = (count + 1, min(first, place))
+    def _add_reason(self, reason: str, key: SortKey) -> None:
+        count, first = self._reasons.get(reason, (0, key))
+        self._reasons[reason] = (count + 1, min(first, key))
 
     def _note_lateness(self, row: Mapping[str, Any], detail: Mapping[str, Any]) -> None:
         end_ms = row["window_start_ms"] + row["window_ms"]
@@ -251,7 +251,7 @@ class Tally:
         told = {name: row[name] for name in ("topic", "producer", "window_start")}
         told |= {"by_ms": by_ms, "kind": kind}
         self._late_windows[row["topic"], kind] += 1
-        self._late.append((-by_ms, _place(row, int(kind == "report")), told))
+        self._late.append((-by_ms, _sort_key(row, int(kind == "report")), told))
         self._keep_latest(2 * MOST_LATE)
 
     def _keep_latest(self, least: int) -> None:
@@ -351,7 +351,7 @@ class _Producer:
         }
 
 
-def _place(row: Mapping[str, Any], number: int) -> Place:
+def _sort_key(row: Mapping[str, Any], number: int) -> SortKey:
     start_ms = row["window_start_ms"]
     return (row["topic"], row["producer"], row["stream"], start_ms is None, start_ms or 0, number)
 
@@ -365,8 +365,8 @@ class _Findings:
         self._found: list[Named] = []
         self._others: dict[tuple[str, str | tuple[str, ...]], tuple[int, int | None]] = {}
 
-    def add(self, place: Place, target: Target, told: dict[str, Any]) -> None:
-        self._found.append((place, target, told))
+    def add(self, key: SortKey, target: Target, told: dict[str, Any]) -> None:
+        self._found.append((key, target, told))
         self._keep_greatest(2 * MOST_NAMED)
 
     def told(self, waived: Collection[Target]) -> list[dict[str, Any]]:

@@ -189,6 +189,7 @@ class BatchWalk:
         aborted_rows = numpy.array(ended, numpy.int64).reshape(-1, 2)
         aborting = numpy.empty(len(ended), numpy.int64)
         self._state[:] = 0
+        self._state[kernels.STATE_EMPTIED] = -1
         self._state[kernels.STATE_OFFSET] = self._state[kernels.STATE_FROM_OFFSET] = from_offset
         # Where nobody knows so far, a position may be the very one that a batch claims which lies before it.
         if passes_over or (is_first_contradicted(data) and claimed_offset(data, 0) <= from_offset):
@@ -208,6 +209,10 @@ class BatchWalk:
             )
             yield self._steps[:count].tolist()
             position = int(self._state[kernels.STATE_POSITION])
+            if status == kernels.EMPTIED:
+                verify_batch(data, position, parse_header(data, position))
+                self._state[kernels.STATE_EMPTIED] = position
+                status = kernels.AGAIN
             if status == kernels.BAD_HEADER and (end := end_of_entries(data, position)) is not None:
                 if end == position:
                     return  # the fetch has cut it off

@@ -47,6 +47,7 @@ BAD_CONTROL = 4  # an end of a transaction that cannot be read
 BEYOND_THE_END = 5  # at STATE_POSITION: it claims offsets that the log does not have
 OUT_OF_ORDER = 6  # at STATE_POSITION: its offsets and those of its neighbours cannot all be right
 ALONE = 7  # at STATE_POSITION: the first that is wanted is not believed, for what follows it is not here
+EMPTIED = 8  # at STATE_POSITION: it claims no records and has compressed bytes, which may be none's
 
 # What a step is. A rebuilt batch over the target's limit is a rebuild: its pieces tell.
 PASS_THROUGH, REBUILD, COALESCE, DROP = range(4)
@@ -64,7 +65,8 @@ STEP_COLUMNS = 14
 STATE_POSITION, STATE_OFFSET, STATE_NEXT_ABORTED, STATE_ABORTING, STATE_SECTIONS = range(5)
 STATE_FROM_OFFSET = 5  # what was asked for
 STATE_BEHIND = 6  # the offset behind the last batch, whether that was wanted or not
-STATE_SIZE = 7
+STATE_EMPTIED = 7  # where a batch lies whose compressed bytes were found to be no record's
+STATE_SIZE = 8
 
 # Limits; from L_BELOW on, one for each codec id.
 L_MAX_BATCH_SIZE, L_MERGED_SIZE, L_CRC_BELOW, L_MOST_RECORDS = range(4)
@@ -149,10 +151,14 @@ def walk(buffer: Any, state: Any, aborted: Any, aborting: Any, limits: Any, step
         last_delta = int32_at(buffer, position + 23)
         record_count = int32_at(buffer, position + 57)
         attributes = np.int64(unsigned_at(buffer, position + 21, 2))
-        if last_delta < 0 or (record_count == 0 and size > _HEADER_SIZE and attributes & 7 == 0):
+        codec = attributes & 7
+        has_lost_records = record_count == 0 and size > _HEADER_SIZE
+        if last_delta < 0 or (has_lost_records and codec == 0):
             status = np.int64(BAD_HEADER)  # it would be passed over as one without records, or of before
             break
-        codec = attributes & 7
+        if has_lost_records and state[STATE_EMPTIED] != position:
+            status = np.int64(EMPTIED)
+            break
         is_crc_unchecked = size >= limits[L_CRC_BELOW] and size >= limits[L_BELOW + codec]
         if not is_crc_unchecked and not has_right_crc(buffer, position, position + size):
             status = np.int64(BAD_CRC)

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from millrace.broker.errors import CorruptMessage
+from millrace.broker.errors import CorruptMessage, RecordTooLarge, UnsupportedCompressionType
 from millrace.broker.protocol.batch import (
     HEADER_SIZE,
     LOG_OVERHEAD,
@@ -23,6 +23,7 @@ from millrace.broker.protocol.batch import (
     parse_header,
     verify_crc,
 )
+from millrace.broker.protocol.compression import decompress
 from millrace.mirror.batches.old_messages import MAGIC_POSITION, claimed_offset, claims
 
 Buffer = bytes | bytearray | memoryview
@@ -77,14 +78,25 @@ class _Batch(NamedTuple):
 
 def verify_batch(data: Buffer, position: int, header: BatchHeader) -> None:
     """Raises CorruptMessage unless a batch is whole, its checksum right, and its header one that a log can
-    hold: what ends before it begins, or holds bytes and no records, would else be passed over."""
+    hold: what ends before it begins, or has records and claims none, would else be passed over."""
     verify_crc(data, position, header)
-    has_lost_records = header.record_count == 0 and header.size > HEADER_SIZE and not header.compression
-    if header.last_offset_delta < 0 or has_lost_records:
+    if header.last_offset_delta < 0 or (header.record_count == 0 and _has_bytes(data, position, header)):
         raise CorruptMessage(
             f"record batch at offset {header.base_offset} of {header.size} bytes claims "
             f"{header.record_count} records and a last offset of {header.last_offset}"
         )
+
+
+def _has_bytes(data: Buffer, position: int, header: BatchHeader) -> bool:
+    """Whether there is anything behind a batch's header, also after it is decompressed: compaction may leave
+    the empty stream of a codec."""
+    section = memoryview(data)[position + HEADER_SIZE : position + header.size]
+    if not section or not header.compression:
+        return bool(section)
+    try:
+        return bool(decompress(header.compression, section, 1))
+    except (RecordTooLarge, UnsupportedCompressionType):
+        return True
 
 
 def beginning_at(data: Buffer, offset: int, log_end: int) -> Beginning | None:

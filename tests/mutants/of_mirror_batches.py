@@ -16,6 +16,17 @@ OF_MIRROR_BATCHES = (
         red=(f"{UNIT}/test_unreadable_batches.py::test_a_wrong_checksum_stops_at_its_batch",),
     ),
     Mutant(
+        name="compressed-records-hidden-by-their-header",
+        promise="A batch that claims no records and has some, compressed, is named and never passed over.",
+        file="mirror/batches/coalesce_kernels.py",
+        rule="        if has_lost_records and state[STATE_EMPTIED] != position:\n",
+        instead="        if size < 0 and state[STATE_EMPTIED] != position:\n",
+        red=(
+            f"{UNIT}/test_unreadable_batches.py"
+            "::test_a_batch_whose_header_hides_its_records_is_not_passed_over",
+        ),
+    ),
+    Mutant(
         name="small-batch-unchecked",
         promise="A small batch's CRC is checked in the walk over a fetch answer.",
         file="mirror/batches/coalesce_kernels.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import pytest
@@ -132,21 +133,42 @@ def test_a_wrong_checksum_stops_at_its_batch(size: int) -> None:
     assert seen == [0, 1]
 
 
+@pytest.mark.parametrize("codec", range(5))
 @pytest.mark.parametrize("is_sealed", [True, False], ids=["sealed", "damaged"])
 @pytest.mark.parametrize("size", [20, 40_000], ids=["small", "large"])
 @pytest.mark.parametrize(
     ("position", "value"), [(23, b"\x80\0\0\0"), (57, b"\0\0\0\0")], ids=["ends before", "no records"]
 )
 def test_a_batch_whose_header_hides_its_records_is_not_passed_over(
-    position: int, value: bytes, size: int, is_sealed: bool
+    position: int, value: bytes, size: int, is_sealed: bool, codec: int
 ) -> None:
     """It would look like one of before the wanted offset, or like one that compaction has emptied."""
-    bad, good = (raw_batch([Raw(0, 0, value=b"x" * size)], base_offset=at) for at in (5, 6))
+    content = random.Random(1).randbytes(size)
+    bad, good = (raw_batch([Raw(0, 0, value=content)], base_offset=at, codec=codec) for at in (5, 6))
     bad[position : position + 4] = value
     if is_sealed:
         seal(memoryview(bad))
     with pytest.raises(CorruptMessage, match="claims" if is_sealed else "has CRC"):
         taken(Answer(bad + good, [], 5, 7), 5)
+
+
+@pytest.mark.parametrize("codec", range(1, 5))
+def test_a_compressed_batch_that_compaction_has_emptied_is_passed_over(codec: int) -> None:
+    """Its codec may have left the stream of nothing; what cannot be read at all is no such stream."""
+    emptied = [
+        raw_batch([], base_offset=at, codec=codec, record_count=0, last_offset_delta=1) for at in (5, 9)
+    ]
+    assert all(len(each) > HEADER_SIZE for each in emptied)
+    good = [raw_batch([Raw(0, 0, value=b"v")], base_offset=at, codec=codec) for at in (7, 8, 11)]
+    data = emptied[0] + good[0] + good[1] + emptied[1] + good[2]
+    prepared = taken(Answer(data, [], 5, 12), 5)
+    assert [list(each.offsets) for each in prepared if each.batch is not None] == [[7, 8], [11]]
+    assert prepared[-1].next_offset == 12
+    assert not any(each.unreadable for each in prepared)
+    emptied[1][HEADER_SIZE:] = bytes(len(emptied[1]) - HEADER_SIZE - 1) + b"x"
+    seal(emptied[1])
+    with pytest.raises(CorruptMessage):
+        taken(Answer(good[0] + good[1] + emptied[1] + good[2], [], 7, 12), 7)
 
 
 def test_a_large_batch_of_before_the_wanted_offset_is_passed_over_only_by_its_checksum() -> None:
