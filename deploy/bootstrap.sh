@@ -161,6 +161,13 @@ gather_jars() {
         "$venv/bin/python" -m "tests.peers.$peer" >/dev/null 2>&1 ||
             say "Maven could not fetch the jars of tests/peers/$peer.py: the tests will try again"
     done
+    "$venv/bin/python" -m tests.peers.spark_classes >/dev/null 2>&1 ||
+        say "what Spark loads at each start could not be laid up: the tests will take longer"
+}
+
+# What collects a module with kernels compiles them where nobody has: this comes after warm_kernels.
+rewrite_asserts() {
+    "$venv/bin/python" -m tests.rewrite_ahead || say "not all tests can be collected: the tests will say why"
 }
 
 case "${1:-}" in
@@ -183,9 +190,13 @@ test)
     [ "$(id -u)" -ne 0 ] || ensure_program e2fsprogs mkfs.ext4
     ensure_service prometheus prometheus promtool
     ensure_service burrow Burrow
-    warm_kernels
+    # The compiler of kernels is busy on one core for a minute, Maven and two JVMs on another.
+    warm_kernels &
+    kernels=$!
     compile_modules
     gather_jars
+    wait "$kernels" || fail "the compiled loops could not be made"
+    rewrite_asserts
     ;;
 peers)
     install_package dev,peers

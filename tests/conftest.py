@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 from collections.abc import Callable, Generator, Iterator
@@ -33,6 +34,7 @@ from tests.pairs import (  # noqa: F401
     pair_millrace_target,
     second_source,
 )
+from tests.peers import spark_classes
 from tests.points.fault import fault_at  # noqa: F401
 from tests.secure_kafka import secure_kafka  # noqa: F401
 from tests.servers import BrokerProcess, ZooKeeper
@@ -50,6 +52,8 @@ GUARDING = ("properties", "simulation")
 BrokerFactory = Callable[..., BrokerProcess]
 
 forked.turn_on()
+if spark_classes.options():
+    os.environ.setdefault(spark_classes.VARIABLE, spark_classes.options())
 
 
 def pytest_configure() -> None:

@@ -51,6 +51,13 @@ DIFFERENCES: dict[str, Difference] = {
         millrace="not looked at",
         why="nothing here uses it",
     ),
+    "settings-of-loggers-and-groups": Difference(
+        subject="settings of a broker's loggers, of subscriptions to clients' metrics, of groups",
+        kafka="described and altered",
+        millrace="INVALID_REQUEST, as from an Apache Kafka that knew none of them",
+        why="a process logs at one level, no clients push metrics, and there is no group protocol "
+        "with settings on the broker's side",
+    ),
     "settings-without-effect": Difference(
         subject="`file.delete.delay.ms`, `preallocate`, `segment.jitter.ms` of a topic",
         kafka="described, with their defaults",

@@ -384,6 +384,24 @@ def test_descriptions_of_what_is_not(raw, new_topic, fresh_name):
     assert found == {"log.retention.ms": ("-1", BROKER_CONFIG), "num.partitions": ("1", DEFAULT_CONFIG)}
 
 
+def test_settings_of_what_is_neither_a_topic_nor_a_broker(raw, server, fresh_name):
+    """Loggers of a broker (KIP-412), subscriptions to clients' metrics (KIP-714), settings of a group."""
+    codes = {
+        kind: (described(raw, kind, name)[0], altered(raw, name, (key, SET, value), kind=kind, dry=True))
+        for kind, name, key, value in (
+            (8, "1", "root", "INFO"),
+            (16, fresh_name("subscription"), "interval.ms", "60000"),
+            (32, fresh_name("group"), "consumer.session.timeout.ms", "45000"),
+        )
+    }
+    assert codes == server.outcome(
+        "settings-of-loggers-and-groups",
+        kafka=dict.fromkeys(codes, ("NONE", "NONE")),
+        millrace=dict.fromkeys(codes, ("INVALID_REQUEST", "INVALID_REQUEST")),
+    )
+    assert described(raw, 64, "1")[0] == "INVALID_REQUEST"
+
+
 def test_cluster_is_described(raw, server):
     shown = raw.ask(Api.DESCRIBE_CLUSTER, 1, endpoint_type=1)
     assert error_name(shown.error_code) == "NONE"
