@@ -190,8 +190,9 @@ def _histories(size: Size) -> Iterator[Command]:
 
 
 def _end_to_end(size: Size) -> Iterator[Command]:
-    runs = {"MILLRACE_E2E_RUNS": str(size.runs or 20)}
-    yield Command("end-to-end", _pytest("-s", "-m", "", "tests/spark/test_end_to_end.py"), runs)
+    drawn = {"MILLRACE_E2E_RUNS": str(size.runs or 20), "MILLRACE_E2E_SEED_START": str(size.seed)}
+    words = _pytest("-s", "-m", "", "tests/spark/test_end_to_end.py")
+    yield Command("end-to-end", words, drawn, size.seed)
 
 
 def _fuzz(size: Size) -> Iterator[Command]:

@@ -49,7 +49,7 @@ NOTHING = range(0)
 PASS_THROUGH = StepKind.PASS_THROUGH
 
 Count = Callable[[BatchPath, int, int, int], None]
-"""Path, batches, their records, their bytes as the source has them (both 0 of what is dropped)."""
+"""Path, batches, their records, their bytes as the source has them (both 0 of what is not carried)."""
 
 
 def prepare(
@@ -95,6 +95,7 @@ def prepare(
                 )
             elif kind == StepKind.UNREADABLE:
                 header = parse_header(data, start)
+                count(BatchPath.UNREADABLE, 1, 0, 0)
                 yield _unreadable(header, base_offset, "the end of a transaction cannot be read")
             elif kind == StepKind.OLD:
                 before = (
@@ -137,6 +138,7 @@ def _old(
             following = piece.offset + 1
             if following > from_offset:
                 reason, gap_class = _told(piece.reason, piece.is_too_large)
+                count(BatchPath.UNREADABLE, 1, 0, 0)
                 lost = range(from_offset, following)
                 yield Prepared(None, lost, following, -1, from_offset, 0, -1, reason, gap_class)
                 from_offset = following
@@ -161,6 +163,7 @@ def _alone(
             pieces = rebuild(batch, header, from_offset=from_offset, max_batch_size=max_batch_size)
         except KafkaError as error:
             is_too_large = isinstance(error, RecordTooLarge)
+            count(BatchPath.UNREADABLE, 1, 0, 0)
             lost = _unreadable(header, from_offset, str(error), is_too_large=is_too_large)
             yield lost._replace(next_offset=next_offset)
             return

@@ -75,6 +75,11 @@ class BatchPath(StrEnum):
     SPLIT = "split"
     COALESCE = "coalesce"
     DROP = "drop"
+    UNREADABLE = "unreadable"
+    """Not carried: its checksum is right, and what it holds is not what it says (a gap names it)."""
+
+
+NOT_CARRIED = (BatchPath.DROP, BatchPath.UNREADABLE)
 
 
 def choose_path(header: BatchHeader, *, from_offset: int, max_batch_size: int) -> BatchPath:

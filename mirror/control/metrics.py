@@ -12,9 +12,10 @@ from what the worker owns.
     millrace_mirror_records_total{source,topic}           acknowledged by the target
     millrace_mirror_bytes_total{source,topic}             of batches, as they were sent
     millrace_mirror_target_batches_total{source,topic}    those batches; small ones of the source are merged
-    millrace_mirror_batches_total{source,path}            pass_through, rebuild, split, coalesce, drop
+    millrace_mirror_batches_total{source,path}            pass_through, rebuild, split, coalesce, drop,
+                                                          unreadable
     millrace_mirror_path_records_total{source,path}       of those batches, as the source has them
-    millrace_mirror_path_bytes_total{source,path}         (not of drop: what is not carried is not counted)
+    millrace_mirror_path_bytes_total{source,path}         (not of drop and unreadable, which are not carried)
     millrace_mirror_end_to_end_seconds{source,from}       from the source to the target's acknowledgement
     millrace_mirror_transaction_seconds{outcome}          from a transaction's first record to its end
     millrace_mirror_open_gaps{source}                     partitions stopped, or about to skip, at a gap
@@ -47,7 +48,7 @@ from itertools import accumulate
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from millrace.mirror.batches.rebatch import BatchPath
+from millrace.mirror.batches.rebatch import NOT_CARRIED, BatchPath
 from millrace.mirror.pipeline import PartitionPipeline, State
 from millrace.mirror.topics.routes import SourcePartition
 
@@ -189,7 +190,7 @@ class MirrorMetrics:
         )
         for (source, path), (batch_count, record_count, byte_count) in self._batches.items():
             batches.add_metric([source, path], batch_count)
-            if path is not BatchPath.DROP:
+            if path not in NOT_CARRIED:
                 path_records.add_metric([source, path], record_count)
                 path_bytes.add_metric([source, path], byte_count)
         latency = HistogramMetricFamily(

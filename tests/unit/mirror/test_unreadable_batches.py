@@ -41,7 +41,9 @@ def test_a_malformed_batch_in_a_run_stops_only_itself(codec: int) -> None:
         [], base_offset=2, codec=codec, record_count=2, last_offset_delta=3, body=b"\x10\x00\x01"
     )
     good[3:] = [raw_batch([Raw(0, 0, value=b"v")], base_offset=6, codec=codec), marker(7, 3, abort=False)]
-    prepared = taken(Answer(bytearray(b"".join(good)), [], 0, 8), 0)
+    counts.clear()
+    prepared = taken(Answer(bytearray(b"".join(good)), [], 0, 8), 0, counts=counts)
+    assert counts == {BatchPath.PASS_THROUGH: 3, BatchPath.UNREADABLE: 1, BatchPath.DROP: 1}
     assert [(list(each.offsets), each.next_offset, each.batch is None) for each in prepared] == [
         ([0], 1, False),
         ([1], 2, False),
