@@ -1,9 +1,10 @@
 """The whole system against known truth: audited producers, brokers, a mirror and the audit job on Spark.
 
-Each scenario is one random history; every row of every audit must equal what happened. Two run in
+Each scenario is one random history; every row of every audit must equal what happened. One runs in
 `make test`, the whole twenty by `make audit-end-to-end`; `MILLRACE_E2E_SEED=7` (or `7,9`) runs one,
-`MILLRACE_E2E_RUNS=100` so many, and `MILLRACE_E2E_SEED_START=500` others: the long suite's are drawn. One runs where a source and the aggregate are Apache Kafka, the others on our
-own brokers; `MILLRACE_E2E_KAFKA=ewr,jfk,agg` says for all which clusters are Apache Kafka's.
+`MILLRACE_E2E_RUNS=100` so many, and `MILLRACE_E2E_SEED_START=500` others: the long suite draws the first.
+One runs where a source and the aggregate are Apache Kafka, the others on our own brokers;
+`MILLRACE_E2E_KAFKA=ewr,jfk,agg` says for all which clusters are Apache Kafka's.
 """
 
 from __future__ import annotations
