@@ -149,7 +149,6 @@ class ReplicaManager:
         self.slow_appends = SlowAppends(
             self._partitions,
             self._checks,
-            self.on_disk,
             clock_ms,
             validation,
             to_append=self._to_append,
@@ -543,5 +542,6 @@ class ReplicaManager:
     def close(self) -> None:
         """No more work on threads; what runs is finished first."""
         self._checks.shutdown(wait=True)
+        self.slow_appends.close()
         self._flushes.shutdown(wait=True)
         self._disk.shutdown(wait=True)

@@ -3,8 +3,9 @@
 To copy a batch into the page cache takes 1 to 3 ms for each MB of it, in which nobody else would be served.
 While a large one is under way (`LocalPartition.appending`) nobody else appends to its partition, not even the
 marker that ends its transaction: whoever may have to wait calls `settled` first. Roles do not change
-meanwhile (`LocalPartition.turn`), so that the batch goes into the log under the epoch of this leadership, or
-not at all.
+meanwhile (`LocalPartition.turn`); a batch of a transaction goes into the log under the epoch of the
+leadership that let it in, or not at all. Each data folder has a thread for this, so that a disk which is slow
+or hangs keeps nobody waiting whose log is on another, and readers of cold data keep no append waiting.
 
 Held by `replica_manager.py`; called by the produce handler, the writer of markers and DeleteRecords.
 """
@@ -12,17 +13,18 @@ Held by `replica_manager.py`; called by the produce handler, the writer of marke
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeGuard
+from pathlib import Path
+from typing import TypeGuard
 
 import structlog
 
 from millrace.broker.errors import KafkaError, NotLeaderOrFollower, UnknownServerError
 from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.replication.local_partition import Appended, LocalPartition, retrieve
-from millrace.broker.replication.partition import Role
+from millrace.broker.replication.partition import ANY_EPOCH, Role
 from millrace.broker.storage.batch_validation import Budget, CheckedBatch, Validation, check_batch
 from millrace.broker.storage.disk_errors import WouldBlock
 from millrace.broker.storage.log import AppendResult, Log
@@ -55,7 +57,6 @@ class SlowAppends:
         self,
         partitions: Mapping[TopicPartition, LocalPartition],
         checks: Executor,
-        on_disk: Callable[[Callable[[], Any]], Awaitable[Any]],
         clock_ms: Callable[[], int],
         validation: Validation,
         *,
@@ -64,7 +65,7 @@ class SlowAppends:
     ) -> None:
         self._partitions = partitions
         self._checks = checks
-        self._on_disk = on_disk
+        self._writers: dict[Path, ThreadPoolExecutor] = {}
         self._clock_ms = clock_ms
         self._validation = validation
         self._to_append = to_append
@@ -101,8 +102,13 @@ class SlowAppends:
             log.exception("a batch could not be checked")
             return UnknownServerError("the batch could not be checked; see the broker's log")
 
+    def is_under_way(self, key: TopicPartition) -> bool:
+        """Whether a large batch is on its way into the partition's log."""
+        local = self._partitions.get(key)
+        return local is not None and local.appending is not None
+
     async def settled(self, key: TopicPartition) -> None:
-        """Until no large append to the partition is under way. Nothing is waited for where none is."""
+        """Until none is. Nothing is waited for where there is none; who came first goes on first."""
         while (local := self._partitions.get(key)) is not None and local.appending is not None:
             await asyncio.wait([local.appending])
 
@@ -115,17 +121,21 @@ class SlowAppends:
         local = self._to_append(key, acks)
         if local.appending is not None:
             raise WouldBlock(f"{local} is being appended to")
-        append = self._append(local, local.replica.leader_epoch, size, checked, acks)
+        epoch = local.replica.leader_epoch if checked.header.is_transactional else ANY_EPOCH
+        append = self._append(local, epoch, size, checked, acks)
         local.appending = task = asyncio.get_running_loop().create_task(append)
         task.add_done_callback(retrieve)
         return task
 
     async def _append(
-        self, local: LocalPartition, leader_epoch: int, size: int, checked: CheckedBatch, acks: int
+        self, local: LocalPartition, epoch: int, size: int, checked: CheckedBatch, acks: int
     ) -> Outcome:
         try:
             async with local.turn:
-                self._check_same(local, leader_epoch, acks)
+                self._check_same(local, acks)
+                leader_epoch = local.replica.leader_epoch
+                if epoch not in (ANY_EPOCH, leader_epoch):
+                    raise NotLeaderOrFollower(f"{local} has changed hands while a batch waited")
                 append = partial(
                     local.log.append,
                     checked.batch,
@@ -133,14 +143,26 @@ class SlowAppends:
                     now_ms=self._clock_ms(),
                     checked=checked,
                 )
-                result = await self._on_disk(append)
+                result = await asyncio.get_running_loop().run_in_executor(self._writer_of(local), append)
                 # A folder that failed meanwhile has waited for no turn.
-                self._check_same(local, leader_epoch)
+                self._check_same(local, NO_ACKS)
                 return self._finish(local, result, size, acks)
         finally:
             local.appending = None
 
-    def _check_same(self, local: LocalPartition, leader_epoch: int, acks: int = NO_ACKS) -> None:
-        """Whether this is the leadership that the append began under. Raises KafkaErrors."""
-        if self._to_append(local.key, acks) is not local or local.replica.leader_epoch != leader_epoch:
-            raise NotLeaderOrFollower(f"{local} has changed while a batch was about to be written")
+    def _check_same(self, local: LocalPartition, acks: int) -> None:
+        """Whether this is still what this broker leads. Raises KafkaErrors."""
+        if self._to_append(local.key, acks) is not local:
+            raise NotLeaderOrFollower(f"{local} was made anew while a batch was about to be written")
+
+    def _writer_of(self, local: LocalPartition) -> ThreadPoolExecutor:
+        folder = local.log.directory.parent
+        writer = self._writers.get(folder)
+        if writer is None:
+            writer = self._writers[folder] = ThreadPoolExecutor(1, "append")
+        return writer
+
+    def close(self) -> None:
+        """What is under way is finished first."""
+        for writer in self._writers.values():
+            writer.shutdown(wait=True)

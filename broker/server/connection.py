@@ -156,7 +156,8 @@ class Connection(asyncio.BufferedProtocol):
             self._muted = None
         self._unsent_size = self._parked_size = 0
         self._tell_backlog()
-        self.received.release()
+        if not self.received.is_pinned:
+            self.received.release()
         for pending in self._pending:
             if pending.future is not None and pending.future is not self._control:
                 pending.future.cancel()
@@ -393,6 +394,8 @@ class Connection(asyncio.BufferedProtocol):
     def _settle_control(self, pending: _Pending, future: asyncio.Future[Any]) -> None:
         self._control = None
         self.received.is_pinned = False
+        if self._transport is None:
+            self.received.release()  # its frame was in use to the end
         later = None if future.cancelled() or future.exception() else future.result()
         if asyncio.isfuture(later):
             # All that is left of it is to be waited for, and those behind it need not.

@@ -59,18 +59,38 @@ class MarkerWriter:
         self._clock_ms = clock_ms
 
     async def write_here(self, markers: Sequence[Marker]) -> list[Outcome]:
-        """Append the markers; for each of them an error by partition."""
+        """Append the markers; for each of them an error by partition.
+
+        At once, but to a partition into which a large batch is on its way: a marker that waited for one of
+        another partition could end its producer's next transaction, if this request was given up meanwhile
+        and another has told its marker as written.
+        """
         outcomes: list[Outcome] = [{} for _ in markers]
         offsets: dict[tuple[int, TopicPartition], int] = {}
         waits: dict[asyncio.Future[None], list[tuple[int, TopicPartition]]] = {}
+        slow_appends = self._replica_manager.slow_appends
+        held: dict[TopicPartition, list[int]] = {}
+
+        def append(index: int, partition: TopicPartition) -> None:
+            error, offset, wait = self._append(markers[index], partition)
+            outcomes[index][partition] = error
+            offsets[index, partition] = offset
+            if wait is not None:
+                waits.setdefault(wait, []).append((index, partition))
+
+        async def append_held(partition: TopicPartition, indexes: list[int]) -> None:
+            await slow_appends.settled(partition)
+            for index in indexes:
+                append(index, partition)
+
         for index, marker in enumerate(markers):
             for partition in sorted(marker.partitions):
-                await self._replica_manager.slow_appends.settled(partition)
-                error, offset, wait = self._append(marker, partition)
-                outcomes[index][partition] = error
-                offsets[index, partition] = offset
-                if wait is not None:
-                    waits.setdefault(wait, []).append((index, partition))
+                if slow_appends.is_under_way(partition):
+                    held.setdefault(partition, []).append(index)
+                else:
+                    append(index, partition)
+        if held:
+            await asyncio.gather(*(append_held(*each) for each in held.items()))
         if waits:
             await asyncio.wait(waits, timeout=WRITE_TIMEOUT_MS / 1000)
             for wait, places in waits.items():

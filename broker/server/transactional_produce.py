@@ -75,9 +75,9 @@ class TransactionalAppends:
             async with turn:
                 if prepare is not None:
                     await prepare()
-                first = 0
+                first = end = 0
                 while first < len(partitions):
-                    if first:
+                    if first and first == end:  # else it has waited already
                         await asyncio.sleep(0)
                     end = min(first + BATCHES_AT_ONCE, len(partitions))
                     _, sequences = _transactional(partitions[first:end])

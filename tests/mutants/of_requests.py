@@ -54,12 +54,13 @@ OF_REQUESTS = (
         promise="Nothing that takes long comes between the answer that a transaction is open and the append.",
         file="broker/server/transactional_produce.py",
         rule="                if prepare is not None:\n                    await prepare()\n"
-        "                first = 0\n                while first < len(partitions):\n"
-        "                    if first:\n                        await asyncio.sleep(0)\n"
+        "                first = end = 0\n                while first < len(partitions):\n"
+        "                    if first and first == end:  # else it has waited already\n"
+        "                        await asyncio.sleep(0)\n"
         "                    end = min(first + BATCHES_AT_ONCE, len(partitions))\n"
         "                    _, sequences = _transactional(partitions[first:end])\n"
         "                    errors = await self._gate.admit(transactional_id, producer, sequences)\n",
-        instead="                first = 0\n                while first < len(partitions):\n"
+        instead="                first = end = 0\n                while first < len(partitions):\n"
         "                    end = min(first + BATCHES_AT_ONCE, len(partitions))\n"
         "                    _, sequences = _transactional(partitions[first:end])\n"
         "                    errors = await self._gate.admit(transactional_id, producer, sequences)\n"
@@ -155,6 +156,27 @@ OF_REQUESTS = (
         red=(
             f"{SERVER}/test_produce_work.py"
             "::test_large_batches_are_written_on_a_thread_and_others_are_served_meanwhile",
+        ),
+    ),
+    Mutant(
+        name="read-on-a-thread-waited-with-by-nobody",
+        promise="A fetch waits for more where it has read on a thread, as where it has not.",
+        file="broker/server/handlers/fetch.py",
+        rule="            self.keys.append((topic, asked.partition))\n",
+        instead="",
+        red=(
+            f"{SERVER}/test_fetch_handler.py"
+            "::test_fetch_that_waits_for_more_than_it_reads_on_a_thread_is_woken_by_it",
+        ),
+    ),
+    Mutant(
+        name="memory-given-back-while-it-is-used",
+        promise="A request under way counts in the memory of all, also when its client has gone.",
+        file="broker/server/connection.py",
+        rule="        if not self.received.is_pinned:\n            self.received.release()\n",
+        instead="        self.received.release()\n",
+        red=(
+            f"{SERVER}/test_connection_frames.py::test_a_large_frame_counts_until_what_answers_it_has_ended",
         ),
     ),
     Mutant(

@@ -257,12 +257,10 @@ class _Fetch:
         """The same, where a partition that is not in the page cache is read on a thread, and others have
         their turn while very many are read."""
         self._begin()
-        if not self.is_large:
-            self._take([await self._read_one_cold(asked) for asked in self.asked])
-            return
         with self._waits.noting_changes() as changed:
             given = await self._read_in_turns()
-        # On a busy broker something has changed meanwhile, always: to read all again would never end.
+        # On a busy broker something has changed meanwhile, always: to read all again would never end. What
+        # has come besides what was read is found when the wait ends.
         self._change_count = self._waits.change_count
         self._take(given)
         if not self.satisfied and not self.size:
@@ -356,6 +354,7 @@ class _Fetch:
                 topic_id, topic = topic, broker.metadata_cache.name_of(topic)
                 if topic is None:
                     raise UnknownTopicId("no topic has this id")
+            self.keys.append((topic, asked.partition))
             read = broker.replica_manager.read_now(
                 topic,
                 asked.partition,
@@ -370,7 +369,6 @@ class _Fetch:
             )
         except KafkaError as error:
             return self._refused(asked, error)
-        self.keys.append((topic, asked.partition))
         return self._counted(asked, read)
 
     def _follower(self, asked: PartitionFetch) -> FollowerFetch:

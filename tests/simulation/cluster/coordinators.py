@@ -99,12 +99,31 @@ class LocalReplica(NamedTuple):
     log: VirtualLog
 
 
+class VirtualSlowAppends:
+    """No batch is large here."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    async def check(self, batches: Sequence[Any], _budget: object) -> list[None]:
+        """What is in batches is not looked at here; that takes its time all the same."""
+        await asyncio.sleep(self._broker.world.rng.choice((0, 2)) / 1000)
+        return [None] * len(batches)
+
+    def is_under_way(self, _key: tuple[str, int]) -> bool:
+        return False
+
+    async def settled(self, _key: tuple[str, int]) -> None:
+        pass
+
+
 class VirtualReplicas:
     """The replica manager of one life of a broker, as coordinators and handlers know it."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self.listeners = LeadershipListeners()
+        self.slow_appends = VirtualSlowAppends(broker)
 
     def _number(self, topic: str, partition: int) -> int:
         numbers = self._broker.rules.topics.numbers_of(topic)
@@ -117,11 +136,6 @@ class VirtualReplicas:
         replica = self._broker.replicas[number]
         replica.check_leader()
         return LocalReplica(replica, self._broker.logs[number])
-
-    async def check(self, batches: Sequence[Any], _budget: object) -> list[None]:
-        """What is in batches is not looked at here; that takes its time all the same."""
-        await asyncio.sleep(self._broker.world.rng.choice((0, 2)) / 1000)
-        return [None] * len(batches)
 
     def append_now(
         self, topic: str, partition: int, batch: memoryview, acks: int, origin: str = CLIENT, **_: object

@@ -4,6 +4,7 @@ coordinator has had them written again meanwhile, by another request."""
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ class Partitions:
 
     def __init__(self, offsets_log: Any) -> None:
         self._offsets_log = offsets_log
+        self.slow_appends = SimpleNamespace(is_under_way=lambda _key: False)
         self.followed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def append_now(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -29,6 +30,7 @@ from millrace.broker.transactions.markers import Marker
 from millrace.broker.transactions.values import ProducerIdentity
 from tests.gated_writes import GatedWrites
 from tests.stored_batches import batches_of
+from tests.waiting import patience
 
 TOPIC_ID = uuid.UUID(int=7)
 LARGE = bytes(2_000)
@@ -55,9 +57,9 @@ class Stage:
         self.manager = manager
         self.logs = logs
 
-    async def apply(self, leader: int = 1, epoch: int = 0, **config: str) -> None:
-        state = {0: PartitionState(leader, epoch, (1,), 1)}
-        await self.manager.hosted.apply_topic("t", TOPIC_ID, state, config)
+    async def apply(self, leader: int = 1, epoch: int = 0, partitions: int = 1) -> None:
+        states = {number: PartitionState(leader, epoch, (1,), 1) for number in range(partitions)}
+        await self.manager.hosted.apply_topic("t", TOPIC_ID, states, {})
 
     def append(self, value: bytes) -> int:
         return self.manager.append_now("t", 0, batch(value), 1)[0].base_offset
@@ -161,21 +163,42 @@ def test_a_role_changes_after_the_batch_is_in_the_log(tmp_path: Path, gated: Gat
     run(tmp_path, scenario)
 
 
-@pytest.mark.parametrize("leader", [1, 2])
-def test_a_leadership_that_is_over_writes_nothing(tmp_path: Path, gated: GatedWrites, leader: int) -> None:
-    """Also where the same broker leads on: what let the batch in, its transaction say, is of the old one."""
+@pytest.mark.parametrize(
+    ("leader", "header"), [(2, {}), (2, PRODUCER), (1, PRODUCER)], ids=["plain", "transactional", "leads on"]
+)
+def test_a_leadership_that_is_over_writes_nothing(
+    tmp_path: Path, gated: GatedWrites, leader: int, header: dict[str, Any]
+) -> None:
+    """Nor what belongs to a transaction, where the same broker leads on: it was let in under the old one."""
     gated.may_go_on.set()
 
     async def scenario(on: Stage) -> None:
         local = on.manager.leader_of("t", 0)
         async with local.turn:  # a change of role that waits for a disk
-            appending = await on.begin()
+            appending = await on.begin(**header)
             await asyncio.sleep(0)
             local.replica.apply(PartitionState(leader, 1, (1, 2), 2), 0, (1, 2), 0)
         with pytest.raises(NotLeaderOrFollower):
             await appending
         assert on.headers == []
         assert local.appending is None
+
+    run(tmp_path, scenario)
+
+
+def test_a_leader_that_leads_on_writes_what_waited(tmp_path: Path, gated: GatedWrites) -> None:
+    """Refused, the batch behind it, of the same producer, would meet a gap in the sequence."""
+    gated.may_go_on.set()
+    idempotent = {**PRODUCER, "transactional": False}
+
+    async def scenario(on: Stage) -> None:
+        local = on.manager.leader_of("t", 0)
+        async with local.turn:
+            appending = await on.begin(**idempotent)
+            await asyncio.sleep(0)
+            local.replica.apply(PartitionState(1, 1, (1,), 2), 0, (1,), 0)
+        assert (await appending)[0].base_offset == 0
+        assert on.headers == [(0, 1, False)]
 
     run(tmp_path, scenario)
 
@@ -210,26 +233,51 @@ def test_too_few_in_sync_are_told_before_and_after_it_had_to_wait(tmp_path: Path
     run(tmp_path, scenario)
 
 
-def test_a_transaction_ends_behind_its_large_batch(tmp_path: Path, gated: GatedWrites) -> None:
-    """Before it, the batch would open one that nobody ends."""
+class Gate:
+    def ended(self, *_: object) -> None:
+        """Not looked at here."""
 
-    class Gate:
-        def ended(self, *_: object) -> None:
-            pass
+
+def test_a_transaction_ends_behind_its_large_batch(tmp_path: Path, gated: GatedWrites) -> None:
+    """Before it, the batch would open one that nobody ends. Its markers elsewhere wait for nothing: one that
+    came late would end the producer's next transaction."""
 
     async def scenario(on: Stage) -> None:
+        await on.apply(partitions=2)
         writer = MarkerWriter(on.manager, None, Gate(), lambda: 1_000)  # type: ignore[arg-type]
+        elsewhere = on.manager.leader_of("t", 1)
+        on.manager.append_now("t", 1, batch(b"v", **PRODUCER), 1)
         appending = await on.begin(**PRODUCER)
         await gated.one_has_begun()
-        marker = Marker("orders", ProducerIdentity(7, 0), 0, True, frozenset({("t", 0)}))
+        both = frozenset({("t", 0), ("t", 1)})
+        marker = Marker("orders", ProducerIdentity(7, 0), 0, True, both)
         ending = asyncio.ensure_future(writer.write_here([marker]))
         await others_turns()
         assert not ending.done()
+        assert elsewhere.last_stable_offset == 2
         gated.may_go_on.set()
         await appending
-        ((error,),) = [list(outcome.values()) for outcome in await ending]
-        assert error == 0
+        ((one, other),) = [list(outcome.values()) for outcome in await ending]
+        assert (one, other) == (0, 0)
         assert on.headers == [(0, 0, False), (1, 0, True)]
         assert on.manager.leader_of("t", 0).last_stable_offset == 2
+
+    run(tmp_path, scenario)
+
+
+def test_cold_reads_keep_no_large_append_waiting(tmp_path: Path, gated: GatedWrites) -> None:
+    """They have threads of their own, and may have to wait for a disk that hangs."""
+    gated.may_go_on.set()
+    hangs = threading.Event()
+
+    async def scenario(on: Stage) -> None:
+        reads = [asyncio.ensure_future(on.manager.on_disk(hangs.wait, patience(30))) for _ in range(8)]
+        await others_turns()
+        try:
+            async with asyncio.timeout(patience(20)):
+                await (await on.begin())
+        finally:
+            hangs.set()
+            await asyncio.gather(*reads)
 
     run(tmp_path, scenario)

@@ -201,3 +201,26 @@ def test_a_large_frame_stays_as_it_is_until_what_answers_it_has_ended(
         assert server.seen == [large, *small]
 
     asyncio.run(scenario())
+
+
+def test_a_large_frame_counts_until_what_answers_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when its client goes, and comes again with the same: the append may be stuck, and is not ended."""
+    monkeypatch.setattr(connection_module, "KEPT_FRAME_SIZE", 600_000)
+
+    async def scenario() -> None:
+        release = asyncio.Event()
+        memory = RequestMemory()
+
+        async def append() -> bytes:
+            await release.wait()
+            return b"<large>"
+
+        server = Keeping(lambda _body: append(), memory=memory)
+        server.receive(request(bytes(900_000)))
+        server.connection.connection_lost(None)
+        assert memory.used > 800_000
+        release.set()
+        await until(lambda: memory.used == 0)
+        assert len(server.connection.received.block) == 0
+
+    asyncio.run(scenario())

@@ -34,6 +34,7 @@ from millrace.broker.server.fetch_sessions import FetchSessionCache
 from millrace.broker.server.handlers import fetch, produce
 from millrace.broker.server.memory_limits import UNBOUNDED, AnswerBacklog
 from millrace.broker.server.quotas import ClientQuotas
+from millrace.broker.storage import segment
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
 from millrace.broker.telemetry.metrics import BrokerMetrics
@@ -160,6 +161,36 @@ def test_fetch_that_waits_for_more_holds_nothing_and_still_gets_all(tmp_path: Pa
     size, waits = asyncio.run(scenario())
     assert size > 2_000
     assert waits == 1
+
+
+def test_fetch_that_waits_for_more_than_it_reads_on_a_thread_is_woken_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And reads it twice: once when it comes, once when there is enough; however much happens elsewhere."""
+    monkeypatch.setattr(segment, "LARGE_READ_SIZE", 500)
+    reads: list[int] = []
+    read = segment.LogFile.read
+
+    def counted(file: segment.LogFile, position: int, size: int) -> bytes:
+        reads.append(size)
+        return read(file, position, size)
+
+    async def scenario() -> int:
+        async with _broker(tmp_path, partitions=2) as services:
+            replicas = services.replica_manager
+            replicas.append_now("t", 0, _batch(b"x" * 1_000), 1)
+            monkeypatch.setattr(segment.LogFile, "read", counted)
+            answer = _ask(services, min_bytes=1_500)
+            while not services.metrics.fetch_waits:
+                assert not answer.done()
+                replicas.append_now("t", 1, _batch(b"elsewhere"), 1)
+                await asyncio.sleep(0)
+            replicas.append_now("t", 0, _batch(b"y" * 1_000), 1)
+            response = _decoded(await asyncio.wait_for(answer, patience()))
+            return len(response.partitions[0].records)
+
+    assert asyncio.run(scenario()) > 2_000
+    assert len([size for size in reads if size > 500]) == 2
 
 
 def _append_of(services: Any, producer_id: int, size: int) -> None:
