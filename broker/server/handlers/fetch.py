@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -48,6 +49,7 @@ from millrace.broker.replication.waiting_requests import WaitEnd
 from millrace.broker.server.context import BrokerServices, RequestContext
 from millrace.broker.server.dispatch import KEPT_FRAME_SIZE, Answered, Throttled
 from millrace.broker.server.fetch_sessions import FINAL_EPOCH, NO_SESSION, SessionFetch
+from millrace.broker.telemetry.garbage import left_alone
 
 API = Api.FETCH
 FRAME_VERSIONS = VERSIONS
@@ -147,8 +149,9 @@ async def _answer_later(head: Head, fetch: _Fetch, *, cold: bool) -> Answered:
             break
     if not fetch.is_large:
         return _encode(head, fetch)
-    encode, throttle_ms = _accounted(head, fetch)
-    frame = await asyncio.to_thread(encode)
+    with left_alone():
+        encode, throttle_ms = _accounted(head, fetch)
+        frame = await asyncio.to_thread(encode)
     return Throttled(frame, throttle_ms) if throttle_ms else frame
 
 
@@ -257,7 +260,7 @@ class _Fetch:
         """The same, where a partition that is not in the page cache is read on a thread, and others have
         their turn while very many are read."""
         self._begin()
-        with self._waits.noting_changes() as changed:
+        with self._waits.noting_changes() as changed, left_alone() if self.is_large else nullcontext():
             given = await self._read_in_turns()
         # On a busy broker something has changed meanwhile, always: to read all again would never end. What
         # has come besides what was read is found when the wait ends.
