@@ -37,6 +37,9 @@ log = structlog.get_logger("millrace.broker")
 
 LONGEST = 2**63 - 1
 
+TURN_SECONDS = 0.01
+"""How long one topic's partitions are applied before others have their turn."""
+
 
 @dataclass(slots=True)
 class LeadershipListeners:
@@ -137,7 +140,12 @@ class HostedPartitions:
         if missing:
             await self._open(topic_id, config, missing)
         log_config = _of_log(config)
+        now = asyncio.get_running_loop().time
+        turn_ends = now() + TURN_SECONDS
         for partition, state in states.items():
+            if now() > turn_ends:
+                await asyncio.sleep(0)
+                turn_ends = now() + TURN_SECONDS
             local = self.partitions.get((topic, partition))
             if local is None:
                 continue

@@ -8,13 +8,16 @@ partitions something happened to; what it finds there, it reads itself. All on t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from millrace.broker.protocol.topic_partition import TopicPartition
 
 ANY_CONSUMER = -1
+
+MANY_PARTITIONS = 4_000
+"""A fetch of more does not stand with each: 100,000 would take 80 ms. It is asked at every change instead."""
 
 
 class WaitEnd(NamedTuple):
@@ -31,7 +34,7 @@ class WaitingFetch:
 
     def __init__(
         self,
-        keys: tuple[TopicPartition, ...],
+        keys: Mapping[TopicPartition, object],
         missing_size: int,
         reader: int,
         woken: asyncio.Future[None],
@@ -51,13 +54,15 @@ class WaitingFetches:
 
     def __init__(self) -> None:
         self._by_partition: dict[TopicPartition, dict[WaitingFetch, None]] = {}
+        self._of_many: dict[WaitingFetch, None] = {}
         self._noted: list[set[TopicPartition]] = []
         self.change_count = 0
         """Grows with every append and disturbance: by it, who has read and is about to wait sees whether
         something came in between, of which nobody could wake it."""
 
     def __len__(self) -> int:
-        return len({waiter for waiters in self._by_partition.values() for waiter in waiters})
+        of_few = {waiter for waiters in self._by_partition.values() for waiter in waiters}
+        return len(of_few) + len(self._of_many)
 
     async def wait(
         self,
@@ -72,10 +77,9 @@ class WaitingFetches:
         `reader` is the broker id of a follower."""
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[None] = loop.create_future()
-        asked = tuple(dict.fromkeys(keys))
+        asked = dict.fromkeys(keys)
         waiter = WaitingFetch(asked, missing_size, reader, woken, read_committed=read_committed)
-        for key in waiter.keys:
-            self._by_partition.setdefault(key, {})[waiter] = None
+        self._enter(waiter)
         timer = loop.call_later(timeout_seconds, _expire, waiter)
         try:
             await waiter.woken
@@ -83,13 +87,31 @@ class WaitingFetches:
             return WaitEnd(False, waiter.touched)
         finally:
             timer.cancel()
-            for key in waiter.keys:
-                waiters = self._by_partition.get(key)
-                if waiters is not None:
-                    waiters.pop(waiter, None)
-                    if not waiters:
-                        del self._by_partition[key]
+            self._leave(waiter)
         return WaitEnd(True, waiter.touched)
+
+    def _enter(self, waiter: WaitingFetch) -> None:
+        if len(waiter.keys) > MANY_PARTITIONS:
+            self._of_many[waiter] = None
+            return
+        for key in waiter.keys:
+            self._by_partition.setdefault(key, {})[waiter] = None
+
+    def _leave(self, waiter: WaitingFetch) -> None:
+        if self._of_many.pop(waiter, waiter) is None:
+            return
+        for key in waiter.keys:
+            waiters = self._by_partition.get(key)
+            if waiters is not None:
+                waiters.pop(waiter, None)
+                if not waiters:
+                    del self._by_partition[key]
+
+    def _waiting_for(self, key: TopicPartition) -> Iterable[WaitingFetch]:
+        waiters: Iterable[WaitingFetch] = self._by_partition.get(key, ())
+        if self._of_many:
+            return [*waiters, *(waiter for waiter in self._of_many if key in waiter.keys)]
+        return waiters
 
     @contextmanager
     def noting_changes(self) -> Iterator[set[TopicPartition]]:
@@ -107,12 +129,9 @@ class WaitingFetches:
         self.change_count += 1
         for noted in self._noted:
             noted.add(key)
-        waiters = self._by_partition.get(key)
-        if not waiters:
-            return
         if stable_size is None:
             stable_size = size
-        for waiter in waiters:
+        for waiter in self._waiting_for(key):
             waiter.missing_size -= stable_size if waiter.read_committed else size
             waiter.touched.add(key)
             if waiter.missing_size <= 0 and not waiter.woken.done():
@@ -123,14 +142,14 @@ class WaitingFetches:
         self.change_count += 1
         for noted in self._noted:
             noted.add(key)
-        for waiter in self._by_partition.get(key, ()):
+        for waiter in self._waiting_for(key):
             waiter.touched.add(key)
             if not waiter.woken.done():
                 waiter.woken.set_result(None)
 
     def give_up(self, key: TopicPartition, reader: int) -> None:
         """`reader` wants its waiting fetch of the partition answered now, as if its time were up."""
-        for waiter in self._by_partition.get(key, ()):
+        for waiter in self._waiting_for(key):
             if waiter.reader == reader:
                 _expire(waiter)
 

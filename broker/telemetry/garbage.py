@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+LONGEST_SECONDS = 10
+"""How long one user after another may keep garbage from being collected."""
 
 _lock = threading.Lock()
 _users = 0
 _was_on = False
+_off_since = 0.0
 
 
 def settle() -> None:
@@ -32,16 +37,38 @@ def settle() -> None:
 def left_alone() -> Iterator[None]:
     """While very many objects are made that will all be used: looking through them again and again, as they
     grow, holds up all threads for longer than to make them takes. From any thread."""
-    global _users, _was_on
-    with _lock:
-        if not _users:
-            _was_on = gc.isenabled()
-            gc.disable()
-        _users += 1
+    _begin()
     try:
         yield
     finally:
-        with _lock:
-            _users -= 1
-            if not _users and _was_on:
-                gc.enable()
+        _end()
+
+
+@contextmanager
+def looked_through() -> Iterator[None]:
+    """The opposite, for a rest within `left_alone`."""
+    _end()
+    try:
+        yield
+    finally:
+        _begin()
+
+
+def _begin() -> None:
+    global _users, _was_on, _off_since
+    with _lock:
+        _users += 1
+        if _users == 1:
+            _was_on = gc.isenabled()
+            _off_since = time.monotonic()
+            gc.disable()
+        elif _was_on and time.monotonic() - _off_since > LONGEST_SECONDS:
+            gc.enable()
+
+
+def _end() -> None:
+    global _users
+    with _lock:
+        _users -= 1
+        if not _users and _was_on:
+            gc.enable()

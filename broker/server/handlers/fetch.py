@@ -49,7 +49,7 @@ from millrace.broker.replication.waiting_requests import WaitEnd
 from millrace.broker.server.context import BrokerServices, RequestContext
 from millrace.broker.server.dispatch import KEPT_FRAME_SIZE, Answered, Throttled
 from millrace.broker.server.fetch_sessions import FINAL_EPOCH, NO_SESSION, SessionFetch
-from millrace.broker.telemetry.garbage import left_alone
+from millrace.broker.telemetry.garbage import left_alone, looked_through
 
 API = Api.FETCH
 FRAME_VERSIONS = VERSIONS
@@ -86,7 +86,11 @@ async def _handle_large(
     head: Head, frame: memoryview, position: int, context: RequestContext
 ) -> Answered | asyncio.Future[Any]:
     """While it is decoded, the connection's next requests wait: they may be of the same session."""
-    return _handle(head, await asyncio.to_thread(_decoded, frame, position, head.version), context)
+    with left_alone():
+        request = await asyncio.to_thread(_decoded, frame, position, head.version)
+        answer = _handle(head, request, context)
+        await asyncio.sleep(0)  # it begins, and leaves its garbage alone itself
+    return answer
 
 
 def _decoded(frame: memoryview, position: int, version: int) -> FetchRequest:
@@ -130,6 +134,23 @@ def _handle(head: Head, request: FetchRequest, context: RequestContext) -> Answe
 
 async def _answer_later(head: Head, fetch: _Fetch, *, cold: bool) -> Answered:
     """Read what is cold on a thread, and wait for appends as long as the request allows."""
+    if fetch.is_large:
+        with left_alone():
+            return await _answer_large(head, fetch)
+    await _complete(fetch, cold=cold)
+    return _encode(head, fetch)
+
+
+async def _answer_large(head: Head, fetch: _Fetch) -> Answered:
+    await _complete(fetch, cold=True)
+    encode, throttle_ms = _accounted(head, fetch)
+    frame = await asyncio.to_thread(encode)
+    await asyncio.to_thread(fetch.let_go)
+    return Throttled(frame, throttle_ms) if throttle_ms else frame
+
+
+async def _complete(fetch: _Fetch, *, cold: bool) -> None:
+    """Read until there is enough, or time is up."""
     if cold:
         await fetch.read_cold()
         if fetch.satisfied and fetch.request.replica_id >= 0:
@@ -143,16 +164,11 @@ async def _answer_later(head: Head, fetch: _Fetch, *, cold: bool) -> Answered:
         if fetch.is_outdated:
             await fetch.read_cold()
             continue
-        in_time, touched = await fetch.wait(remaining)
+        with looked_through() if fetch.is_large else nullcontext():
+            in_time, touched = await fetch.wait(remaining)
         await fetch.read_again(touched)
         if not in_time:
             break
-    if not fetch.is_large:
-        return _encode(head, fetch)
-    with left_alone():
-        encode, throttle_ms = _accounted(head, fetch)
-        frame = await asyncio.to_thread(encode)
-    return Throttled(frame, throttle_ms) if throttle_ms else frame
 
 
 def _encode(head: Head, fetch: _Fetch) -> Answered:
@@ -260,7 +276,7 @@ class _Fetch:
         """The same, where a partition that is not in the page cache is read on a thread, and others have
         their turn while very many are read."""
         self._begin()
-        with self._waits.noting_changes() as changed, left_alone() if self.is_large else nullcontext():
+        with self._waits.noting_changes() as changed:
             given = await self._read_in_turns()
         # On a busy broker something has changed meanwhile, always: to read all again would never end. What
         # has come besides what was read is found when the wait ends.
@@ -325,6 +341,13 @@ class _Fetch:
             self.request.replica_id,
             read_committed=self.request.read_committed,
         )
+
+    def let_go(self) -> None:
+        """Free what was asked for and given, once it is written: very many objects in one go hold up all
+        threads for as long as it takes."""
+        for objects in (self.given, self.asked, self.keys):
+            while objects and isinstance(objects, list):
+                del objects[-MOST_AT_ONCE:]
 
     def _begin(self) -> None:
         self.size = self._reached_size = 0

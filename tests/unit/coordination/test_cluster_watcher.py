@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from millrace.broker.coordination import paths
+from millrace.broker.coordination import cluster_watcher, paths
 from millrace.broker.coordination.cluster_watcher import ClusterChanges, ClusterWatcher
 from millrace.broker.coordination.metadata_cache import MetadataCache
 from millrace.broker.coordination.paths import BrokerRegistration, TopicAssignment
@@ -333,3 +333,41 @@ def test_a_state_that_cannot_be_read_is_marked_until_it_can_be_or_is_gone() -> N
         assert not await becomes(None)
 
     story(told)
+
+
+def test_no_more_znodes_are_asked_for_at_once_than_the_loop_can_bear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of very many, those that were marked first are read first, and nothing is told before all are read."""
+    monkeypatch.setattr(cluster_watcher, "READ_AT_ONCE", 3)
+
+    async def scenario() -> None:
+        watched, under_way, most = Watched(), set[str](), 0
+        tree = watched.tree
+        partitions = dict.fromkeys(range(10), (1,))
+        tree.commit(topic=paths.encode_topic(TopicAssignment(NEW, partitions)))
+        for number in partitions:
+            data = paths.encode_state(PartitionState(1, 0, (1,), 1))
+            tree.nodes[paths.state_path("t", number)] = Node(data, 0, 0, 2)
+        get = tree.get
+
+        async def counted(path: str, watch: Callable[[], None] | None = None) -> Node:
+            nonlocal most
+            under_way.add(path)
+            most = max(most, len(under_way))
+            try:
+                return await get(path, watch)
+            finally:
+                under_way.remove(path)
+
+        monkeypatch.setattr(tree, "get", counted)
+        task = await watched.watcher.start()
+        try:
+            assert most == 3
+            assert len(watched.known) == 1
+            info = watched.cache.topic("t")
+            assert info is not None
+            assert [number for number, each in info.partitions.items() if each.leader == 1] == [*range(10)]
+        finally:
+            await watched.watcher.stop()
+        assert task.done()
+
+    asyncio.run(scenario())

@@ -23,7 +23,7 @@ from millrace.broker.errors import (
 from millrace.broker.protocol.batch import iterate_batches
 from millrace.broker.protocol.control_records import build_marker
 from millrace.broker.protocol.records import Record, build_batch
-from millrace.broker.replication import high_watermarks
+from millrace.broker.replication import high_watermarks, hosting
 from millrace.broker.replication.local_partition import MustReadCold, PartitionRead
 from millrace.broker.replication.partition import PartitionState
 from millrace.broker.replication.replica_manager import ACKS_ALL, ReplicaManager
@@ -225,6 +225,26 @@ def test_consumer_of_a_leader_epoch_that_is_not_known_here_reads_nothing(tmp_pat
         for known in (4, -1):
             read = manager.read_now("t", 0, offset, 1, at_least_one=True, last_fetched_epoch=known)
             assert (read.diverging, bool(read.records)) == (None, offset < 3)
+
+    run(tmp_path, scenario)
+
+
+def test_others_have_their_turn_while_a_topic_of_many_partitions_is_applied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosting, "TURN_SECONDS", -1.0)
+
+    async def scenario(manager: ReplicaManager) -> None:
+        states = dict.fromkeys(range(5), PartitionState(1, 0, (1,), 1))
+        await manager.hosted.apply_topic("t", TOPIC_ID, states, {})
+        turns, anew = 0, dict.fromkeys(states, PartitionState(1, 1, (1,), 1))
+        applied = asyncio.ensure_future(manager.hosted.apply_topic("t", TOPIC_ID, anew, {}))
+        while not applied.done():
+            turns += 1
+            await asyncio.sleep(0)
+        assert turns > 5
+        epochs = [manager.hosted.partitions["t", number].replica.leader_epoch for number in states]
+        assert epochs == [1] * 5
 
     run(tmp_path, scenario)
 

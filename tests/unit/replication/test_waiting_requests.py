@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from millrace.broker.replication import waiting_requests
 from millrace.broker.replication.waiting_requests import WaitingFetches
 
 A, B, C = ("t", 0), ("t", 1), ("u", 0)
@@ -84,5 +87,39 @@ def test_follower_gives_up_its_own_wait_only() -> None:
         waiting.give_up(C, 3)
         waiting.disturbed(A)
         assert await of_three == await of_a_consumer == (True, {A, B})
+
+    asyncio.run(scenario())
+
+
+def test_fetch_of_many_partitions_hears_of_each_and_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(waiting_requests, "MANY_PARTITIONS", 2)
+
+    async def scenario() -> None:
+        waiting = WaitingFetches()
+        of_many = asyncio.ensure_future(waiting.wait([A, B, C], 100, 60, 7))
+        of_one = asyncio.ensure_future(waiting.wait([A], 100, 60))
+        await asyncio.sleep(0)
+        assert len(waiting) == 2
+        waiting.appended(A, 60)
+        waiting.appended(("u", 1), 1_000)
+        waiting.appended(C, 39)
+        await asyncio.sleep(0)
+        assert not of_many.done() and not of_one.done()
+        waiting.appended(B, 1)
+        assert await of_many == (True, {A, B, C})
+        assert len(waiting) == 1
+        waiting.appended(A, 40)
+        assert await of_one == (True, {A})
+        assert len(waiting) == 0
+        for end in (lambda: waiting.disturbed(B), lambda: waiting.give_up(C, 7)):
+            fetch = asyncio.ensure_future(waiting.wait([A, B, C], 100, 60, 7))
+            await asyncio.sleep(0)
+            waiting.give_up(C, 8)
+            waiting.disturbed(("u", 1))
+            end()
+            assert (await fetch).touched <= {B}
+            assert len(waiting) == 0
 
     asyncio.run(scenario())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -400,6 +401,46 @@ def test_a_large_fetch_is_read_and_written_on_a_thread_while_its_connection_wait
             assert threads == [False, False]
 
     asyncio.run(scenario())
+
+
+def test_garbage_is_left_alone_while_a_large_fetch_is_at_work_and_not_while_it_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is at work from its first byte until what it asked for and was given is let go of."""
+    monkeypatch.setattr(fetch, "MOST_AT_ONCE", 2)
+    monkeypatch.setattr(fetch, "LARGEST_FRAME_AT_ONCE", 50)
+    seen: list[tuple[str, bool]] = []
+
+    def noting(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            seen.append((name, gc.isenabled()))
+            return original(*arguments, **named)
+
+        return call
+
+    for name in ("decode_request", "_handle", "encode_response"):
+        monkeypatch.setattr(fetch, name, noting(name, getattr(fetch, name)))
+    monkeypatch.setattr(gc, "enable", noting("enable", gc.enable))
+
+    async def scenario() -> None:
+        async with _broker(tmp_path, partitions=4) as services:
+            replicas = services.replica_manager
+            monkeypatch.setattr(replicas, "read_now", noting("read", replicas.read_now))
+            answer = await _ask_many(services, 4)
+            under_way = answer.get_coro().cr_frame.f_locals["fetch"]
+            await until_async(lambda: services.metrics.fetch_waits)
+            assert gc.isenabled()
+            replicas.append_now("t", 3, _batch(), 1)
+            replicas._partitions["t", 3].replica.high_watermark = 1
+            replicas.waiting_fetches.appended(("t", 3), 1)
+            response = _decoded(await asyncio.wait_for(answer, patience()))
+            assert [len(part.records) > 0 for part in response.partitions] == [False, False, False, True]
+            assert gc.isenabled()
+            assert (under_way.asked, under_way.given, under_way.keys) == ([], [], [])
+
+    asyncio.run(scenario())
+    steps = ["decode_request", "_handle", *["read"] * 4, "enable", "read", "encode_response", "enable"]
+    assert seen == [(step, False) for step in steps]
 
 
 def test_a_fetch_of_more_partitions_than_any_cluster_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,6 +224,23 @@ def test_partitions_in_all_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch)
     assert (len(cache), cache.partition_count) == (0, 0)
 
 
+def test_very_many_partitions_have_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them are looked at in one go; who asks for more is answered in full."""
+    monkeypatch.setattr(fetch_sessions, "MOST_IN_SESSION", 4)
+    cache = FetchSessionCache(10)
+    assert opened(cache, *range(5)) == 0
+    session = opened(cache, *range(4))
+    assert session
+    growing = request(asked(4), session_id=session, epoch=1)
+    assert cache.resolve(growing, False, 0) == (FetchSessionIdNotFound.code, 0)
+    assert (len(cache), cache.partition_count) == (0, 0)
+    session = opened(cache, 0)
+    many = request(*map(asked, range(5)), session_id=session, epoch=1)
+    monkeypatch.setattr(FetchSessionCache, "_update", lambda *_: pytest.fail("each of them was looked at"))
+    assert cache.resolve(many, False, 0) == (FetchSessionIdNotFound.code, 0)
+    assert (len(cache), cache.partition_count) == (0, 0)
+
+
 def test_random_use_keeps_the_count_and_the_view() -> None:
     """Against a reader's own model of what it has been told."""
     rng = random.Random(5)

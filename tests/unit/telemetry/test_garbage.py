@@ -1,13 +1,59 @@
-"""The garbage collector of a starting server."""
+"""The garbage collector of a server: at its start, and while very many objects are made."""
 
 from __future__ import annotations
 
 import gc
 
-from millrace.broker.telemetry.garbage import settle
+import pytest
+
+from millrace.broker.telemetry import garbage
+from millrace.broker.telemetry.garbage import left_alone, looked_through, settle
 
 
 def test_process_that_collects_garbage_already_stays_as_it_is() -> None:
     frozen = gc.get_freeze_count()
     settle()
     assert gc.isenabled() and gc.get_freeze_count() == frozen
+
+
+def test_garbage_is_left_alone_until_the_last_who_asked_for_it_has_ended() -> None:
+    assert gc.isenabled()
+    with left_alone():
+        with left_alone():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+        with looked_through():
+            assert gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_rest_of_one_does_not_have_garbage_collected_under_another() -> None:
+    with left_alone(), left_alone(), looked_through():
+        assert not gc.isenabled()
+
+
+def test_one_after_another_cannot_keep_garbage_from_being_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or two clients that ask for very much in turn would have it pile up without end."""
+    now = [1_000.0]
+    monkeypatch.setattr(garbage.time, "monotonic", lambda: now[0])
+    with left_alone():
+        now[0] += garbage.LONGEST_SECONDS
+        with left_alone():
+            assert not gc.isenabled()
+        now[0] += 0.1
+        with left_alone():
+            assert gc.isenabled()
+    with left_alone():
+        assert not gc.isenabled()
+
+
+def test_where_garbage_is_not_collected_nobody_turns_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    gc.disable()
+    try:
+        monkeypatch.setattr(garbage, "LONGEST_SECONDS", -1.0)
+        with left_alone(), left_alone(), looked_through():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
