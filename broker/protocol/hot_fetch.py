@@ -34,7 +34,7 @@ _FIRST_WITH_REPLICA_STATE = 15
 _FIRST_WITH_NODES = 16
 
 MOST_ITEMS = 100_000
-"""Topics, partitions, forgotten ones and tagged fields of one request: no broker leads as many, and each
+"""Topics of one request, and partitions, forgotten ones and tagged fields: no broker leads as many, and each
 costs memory and time until it is answered."""
 
 _NO_NODES: Mapping[int, Node] = {}
@@ -137,8 +137,8 @@ def _decode_request(frame: memoryview, position: int, version: int) -> FetchRequ
         session_id, session_epoch = _SESSION.unpack_from(frame, position)
         position += _SESSION.size
     partitions: list[PartitionFetch] = []
-    budget = wire.ItemBudget(MOST_ITEMS)
-    topic_count, position = wire.read_items_size(frame, position, flexible, budget)
+    topics, budget = wire.ItemBudget(MOST_ITEMS), wire.ItemBudget(MOST_ITEMS)
+    topic_count, position = wire.read_items_size(frame, position, flexible, topics)
     for _ in range(topic_count):
         topic, position = _read_topic(frame, position, version)
         partition_count, position = wire.read_items_size(frame, position, flexible, budget)
@@ -149,7 +149,7 @@ def _decode_request(frame: memoryview, position: int, version: int) -> FetchRequ
             position = wire.skip_tagged_fields(frame, position, budget)
     forgotten: list[tuple[Topic, int]] = []
     if version >= _FIRST_WITH_SESSIONS:
-        position = _read_forgotten(frame, position, version, forgotten, budget)
+        position = _read_forgotten(frame, position, version, forgotten, topics, budget)
     rack_id = ""
     if version >= _FIRST_WITH_RACK:
         read_string = wire.read_compact_string if flexible else wire.read_string
@@ -217,10 +217,11 @@ def _read_forgotten(
     position: int,
     version: int,
     forgotten: list[tuple[Topic, int]],
+    topics: wire.ItemBudget,
     budget: wire.ItemBudget,
 ) -> int:
     flexible = version >= FIRST_FLEXIBLE
-    topic_count, position = wire.read_items_size(frame, position, flexible, budget)
+    topic_count, position = wire.read_items_size(frame, position, flexible, topics)
     for _ in range(topic_count):
         topic, position = _read_topic(frame, position, version)
         count, position = wire.read_items_size(frame, position, flexible, budget)

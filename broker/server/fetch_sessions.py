@@ -37,7 +37,7 @@ MOST_PARTITIONS = 200_000
 """In all sessions together; each takes a few hundred bytes."""
 
 MOST_IN_SESSION = 10_000
-"""In one: what to tell its reader is found in one go, which takes 1 to 3 ms for a thousand."""
+"""In one: what to tell its reader is found in one go, which takes 1 to 4 ms for a thousand."""
 
 FAILED_SEARCH_MS = 100
 """A full cache is not searched again for a while when it had nothing to give up for as much."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 LONGEST_SECONDS = 10
-"""How long one user after another may keep garbage from being collected."""
+"""How long one user after another, or one that looks at the time, may keep garbage from being collected."""
 
 _lock = threading.Lock()
 _users = 0
@@ -54,16 +54,22 @@ def looked_through() -> Iterator[None]:
         _begin()
 
 
+def look_at_time() -> None:
+    """Called within `left_alone` by who may take long: garbage is collected again when it has been."""
+    if _was_on and time.monotonic() - _off_since > LONGEST_SECONDS:
+        gc.enable()
+
+
 def _begin() -> None:
     global _users, _was_on, _off_since
     with _lock:
         _users += 1
-        if _users == 1:
-            _was_on = gc.isenabled()
-            _off_since = time.monotonic()
-            gc.disable()
-        elif _was_on and time.monotonic() - _off_since > LONGEST_SECONDS:
-            gc.enable()
+        if _users > 1:
+            look_at_time()
+            return
+        _was_on = gc.isenabled()
+        _off_since = time.monotonic()
+        gc.disable()
 
 
 def _end() -> None:

@@ -96,10 +96,10 @@ TOPIC = UUID(int=5).bytes
     ("body", "count"),
     [
         (fetch(b"\x04" + 3 * (TOPIC + b"\x01\x00")), 3),  # topics
-        (fetch(b"\x02" + TOPIC + b"\x04" + 3 * asked() + b"\x00"), 4),  # and partitions
-        (fetch(b"\x02" + TOPIC + b"\x02" + asked(TWO_TAGS) + TWO_TAGS), 6),  # and tagged fields
+        (fetch(b"\x02" + TOPIC + b"\x04" + 3 * asked() + b"\x00"), 3),  # partitions
+        (fetch(b"\x02" + TOPIC + b"\x02" + asked(TWO_TAGS) + TWO_TAGS), 5),  # and tagged fields
         (fetch(b"\x01", b"\x04" + 3 * (TOPIC + b"\x01\x00")), 3),  # topics with what is forgotten
-        (fetch(b"\x01", b"\x02" + TOPIC + b"\x04" + bytes(12) + TWO_TAGS), 6),  # and partitions
+        (fetch(b"\x01", b"\x02" + TOPIC + b"\x04" + bytes(12) + TWO_TAGS), 5),  # and partitions
     ],
 )
 def test_items_of_a_fetch_request_are_bounded(

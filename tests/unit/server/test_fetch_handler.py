@@ -403,51 +403,115 @@ def test_a_large_fetch_is_read_and_written_on_a_thread_while_its_connection_wait
     asyncio.run(scenario())
 
 
-def test_garbage_is_left_alone_while_a_large_fetch_is_at_work_and_not_while_it_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is at work from its first byte until what it asked for and was given is let go of."""
-    monkeypatch.setattr(fetch, "MOST_AT_ONCE", 2)
-    monkeypatch.setattr(fetch, "LARGEST_FRAME_AT_ONCE", 50)
-    seen: list[tuple[str, bool]] = []
+class Garbage:
+    """What a large fetch of four partitions does, and whether garbage is collected meanwhile."""
 
-    def noting(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def __init__(self, services: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.steps: list[tuple[str, bool]] = []
+        self._services = services
+        monkeypatch.setattr(fetch, "MOST_AT_ONCE", 2)
+        monkeypatch.setattr(fetch, "LARGEST_FRAME_AT_ONCE", 50)
+        for name in ("decode_request", "_handle", "encode_response"):
+            monkeypatch.setattr(fetch, name, self._noting(name, getattr(fetch, name)))
+        monkeypatch.setattr(gc, "enable", self._noting("enable", gc.enable))
+        replicas = services.replica_manager
+        monkeypatch.setattr(replicas, "read_now", self._noting("read", replicas.read_now))
+
+    def _noting(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
-            seen.append((name, gc.isenabled()))
+            self.steps.append((name, gc.isenabled()))
             return original(*arguments, **named)
 
         return call
 
-    for name in ("decode_request", "_handle", "encode_response"):
-        monkeypatch.setattr(fetch, name, noting(name, getattr(fetch, name)))
-    monkeypatch.setattr(gc, "enable", noting("enable", gc.enable))
+    async def ask(self, max_wait_ms: int = MAX_WAIT_MS) -> tuple[Any, Any]:
+        """The answer to be, and what is under way, when the loop has begun with it."""
+        answer = await _ask_many(self._services, 4, max_wait_ms=max_wait_ms)
+        return answer, answer.get_coro().cr_frame.f_locals["fetch"]
 
-    async def scenario() -> None:
+    def append(self) -> None:
+        replicas = self._services.replica_manager
+        replicas.append_now("t", 3, _batch(), 1)
+        replicas._partitions["t", 3].replica.high_watermark = 1
+        replicas.waiting_fetches.appended(("t", 3), 1)
+
+
+async def _is_let_go(under_way: Any) -> None:
+    await until_async(lambda: gc.isenabled() and not (under_way.asked or under_way.given or under_way.keys))
+
+
+@pytest.mark.parametrize("wait_ms", [MAX_WAIT_MS, 1_000])
+def test_garbage_is_left_alone_while_a_large_fetch_is_at_work_and_not_while_it_waits_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait_ms: int
+) -> None:
+    """It is at work from its first byte until what it asked for and was given is let go of."""
+    long = wait_ms > 1_000
+
+    async def scenario() -> list[tuple[str, bool]]:
         async with _broker(tmp_path, partitions=4) as services:
-            replicas = services.replica_manager
-            monkeypatch.setattr(replicas, "read_now", noting("read", replicas.read_now))
-            answer = await _ask_many(services, 4)
-            under_way = answer.get_coro().cr_frame.f_locals["fetch"]
+            garbage = Garbage(services, monkeypatch)
+            answer, under_way = await garbage.ask(wait_ms)
             await until_async(lambda: services.metrics.fetch_waits)
-            assert gc.isenabled()
-            replicas.append_now("t", 3, _batch(), 1)
-            replicas._partitions["t", 3].replica.high_watermark = 1
-            replicas.waiting_fetches.appended(("t", 3), 1)
+            assert gc.isenabled() is long
+            garbage.append()
             response = _decoded(await asyncio.wait_for(answer, patience()))
             assert [len(part.records) > 0 for part in response.partitions] == [False, False, False, True]
-            assert gc.isenabled()
-            assert (under_way.asked, under_way.given, under_way.keys) == ([], [], [])
+            await _is_let_go(under_way)
+            return garbage.steps
+
+    wait = ["enable"] if long else []
+    steps = ["decode_request", "_handle", *["read"] * 4, *wait, "read", "encode_response", "enable"]
+    assert asyncio.run(scenario()) == [(step, False) for step in steps]
+
+
+def test_what_a_large_fetch_holds_is_let_go_of_on_a_thread_also_when_its_client_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with _broker(tmp_path, partitions=4) as services:
+            threads: list[bool] = []
+            let_go = fetch._Fetch.let_go
+
+            def noted(under_way: Any) -> None:
+                threads.append(threading.current_thread() is threading.main_thread() or gc.isenabled())
+                let_go(under_way)
+
+            monkeypatch.setattr(fetch._Fetch, "let_go", noted)
+            answer, under_way = await Garbage(services, monkeypatch).ask()
+            await until_async(lambda: services.metrics.fetch_waits)
+            answer.cancel()
+            await _is_let_go(under_way)
+            assert threads == [False]
 
     asyncio.run(scenario())
-    steps = ["decode_request", "_handle", *["read"] * 4, "enable", "read", "encode_response", "enable"]
-    assert seen == [(step, False) for step in steps]
+
+
+def test_a_fetch_that_is_read_for_very_long_has_garbage_collected_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it may be cold, and each partition wait for a disk."""
+
+    async def scenario() -> list[tuple[str, bool]]:
+        async with _broker(tmp_path, partitions=4) as services:
+            turns = Turns(services, monkeypatch)
+            garbage = Garbage(services, monkeypatch)
+            longest = "millrace.broker.telemetry.garbage.LONGEST_SECONDS"
+            turns.before_read = lambda _partition: monkeypatch.setattr(longest, -1.0)
+            answer, under_way = await garbage.ask(0)
+            await answer
+            await _is_let_go(under_way)
+            return garbage.steps
+
+    reads = [is_collected for step, is_collected in asyncio.run(scenario()) if step == "read"]
+    assert reads[1:] == [True] * 3
 
 
 def test_a_fetch_of_more_partitions_than_any_cluster_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hot_fetch, "MOST_ITEMS", 5)  # two topics and three partitions
-    asked = [PartitionFetch(topic, number, 0, 1) for topic in ("t", "u") for number in range(2)]
-    for count, is_refused in ((3, False), (4, True)):
-        request = hot_fetch.FetchRequest(0, 1, 1, False, asked[:count])
+    monkeypatch.setattr(hot_fetch, "MOST_ITEMS", 3)
+    of_two = [PartitionFetch(topic, number, 0, 1) for topic in ("t", "u") for number in range(2)]
+    of_many = [PartitionFetch(f"t{number}", 0, 0, 1) for number in range(4)]
+    for asked, is_refused in ((of_two[:3], False), (of_two, True), (of_many[:3], False), (of_many, True)):
+        request = hot_fetch.FetchRequest(0, 1, 1, False, asked)
         _, frame, position = _frame(hot_fetch.encode_request(VERSION, 1, "raw", request))
         with pytest.raises(ProtocolError) if is_refused else nullcontext():
             hot_fetch.decode_request(frame, position, VERSION)

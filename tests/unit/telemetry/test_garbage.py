@@ -7,7 +7,7 @@ import gc
 import pytest
 
 from millrace.broker.telemetry import garbage
-from millrace.broker.telemetry.garbage import left_alone, looked_through, settle
+from millrace.broker.telemetry.garbage import left_alone, look_at_time, looked_through, settle
 
 
 def test_process_that_collects_garbage_already_stays_as_it_is() -> None:
@@ -46,6 +46,11 @@ def test_one_after_another_cannot_keep_garbage_from_being_collected(monkeypatch:
             assert gc.isenabled()
     with left_alone():
         assert not gc.isenabled()
+        look_at_time()
+        assert not gc.isenabled()
+        now[0] += garbage.LONGEST_SECONDS + 0.1
+        look_at_time()
+        assert gc.isenabled()
 
 
 def test_where_garbage_is_not_collected_nobody_turns_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,6 +58,7 @@ def test_where_garbage_is_not_collected_nobody_turns_it_on(monkeypatch: pytest.M
     try:
         monkeypatch.setattr(garbage, "LONGEST_SECONDS", -1.0)
         with left_alone(), left_alone(), looked_through():
+            look_at_time()
             assert not gc.isenabled()
         assert not gc.isenabled()
     finally:
