@@ -60,10 +60,12 @@ from millrace.broker.coordination.session import (
 )
 from millrace.broker.coordination.transactions import cut
 from millrace.broker.protocol.topic_partition import TopicPartition
+from millrace.broker.replication.off_loop import Turns
 
 log = structlog.get_logger("millrace.broker")
 
 READS_AT_ONCE = 100
+WRITES_AT_ONCE = 500
 RETRY_MS = 100
 FAILURES_TOLD = 20
 """So many times the same failure in a row, some seconds long, is no picture that is merely out of date."""
@@ -268,6 +270,7 @@ class ControllerRunner:
         self.wake()
 
     async def _carry_out(self) -> None:
+        turns = Turns()
         picture = self._picture()
         rebalancing: frozenset[TopicPartition] = frozenset()
         if self._rebalance_due:
@@ -279,6 +282,7 @@ class ControllerRunner:
         doomed: list[RemoveTopic] = []
         after: list[CompleteMoves | ClearRequest] = []
         for decision in decide(replace(picture, rebalancing=rebalancing), self.epoch):
+            await turns.maybe()
             match decision:
                 case RemoveTopic():
                     doomed.append(decision)
@@ -329,6 +333,14 @@ class ControllerRunner:
         are returned."""
         overtaken: set[TopicPartition] = set()
         ids = {name: info.topic_id for name, info in self._cache.topics.items()}
+        for start in range(0, len(decisions), WRITES_AT_ONCE):
+            overtaken |= await self._write_some(decisions[start : start + WRITES_AT_ONCE], ids)
+        return overtaken
+
+    async def _write_some(
+        self, decisions: Sequence[WriteState], ids: Mapping[str, UUID]
+    ) -> set[TopicPartition]:
+        overtaken: set[TopicPartition] = set()
         for topic, group in groupby(decisions, key=lambda decision: decision.topic):
             new = [write.partition for write in group if write.version < 0]
             try:
@@ -351,13 +363,14 @@ class ControllerRunner:
 
     def _show(self, writes: Sequence[WriteState], ids: Mapping[str, UUID]) -> None:
         shown = set()
-        for write in writes:
-            info = self._cache.topic(write.topic)
+        for topic, written in groupby(writes, key=lambda write: write.topic):
+            info = self._cache.topic(topic)
             # A topic that was made anew meanwhile has states of its own.
-            if info is None or info.topic_id != ids.get(write.topic):
+            if info is None or info.topic_id != ids.get(topic):
                 continue
-            if self._cache.set_state(write.topic, write.partition, write.state, write.version + 1):
-                shown.add(write.topic)
+            states = {write.partition: (write.state, write.version + 1) for write in written}
+            if self._cache.set_states(topic, states):
+                shown.add(topic)
         self._written(shown)
         self._cache.announce()
 

@@ -75,6 +75,20 @@ class TopicInfo:
         return self.name in INTERNAL_TOPICS
 
 
+def _is_news(known: PartitionInfo, state: PartitionState, version: int) -> bool:
+    return known.state is None or (
+        state.leader_epoch >= known.state.leader_epoch and version >= known.state_version
+    )
+
+
+def _placed(
+    known: PartitionInfo | None, replicas: tuple[int, ...], adding: tuple[int, ...], removing: tuple[int, ...]
+) -> PartitionInfo:
+    if known is None:
+        return PartitionInfo(replicas, adding=adding, removing=removing)
+    return replace(known, replicas=replicas, adding=adding, removing=removing)
+
+
 def takers_of_replicas(brokers: Mapping[int, BrokerRegistration]) -> list[int]:
     """Ids of the brokers that new replicas are placed on: one that is about to end only where there is no
     other."""
@@ -133,11 +147,11 @@ class MetadataCache:
             old = None
         known = old.partitions if old is not None else {}
         partitions = {
-            number: replace(
-                known.get(number, PartitionInfo(())),
-                replicas=replicas,
-                adding=assignment.adding.get(number, ()),
-                removing=assignment.removing.get(number, ()),
+            number: _placed(
+                known.get(number),
+                replicas,
+                assignment.adding.get(number, ()),
+                assignment.removing.get(number, ()),
             )
             for number, replicas in sorted(assignment.partitions.items())
         }
@@ -148,19 +162,23 @@ class MetadataCache:
 
     def set_state(self, topic: str, partition: int, state: PartitionState, version: int) -> bool:
         """Take in what the controller wrote; False when it is old news."""
+        return self.set_states(topic, {partition: (state, version)})
+
+    def set_states(self, topic: str, states: Mapping[int, tuple[PartitionState, int]]) -> bool:
+        """As `set_state`, of several partitions: (state, version) by number; False when all are old news."""
         info = self.topics.get(topic)
-        known = None if info is None else info.partitions.get(partition)
-        if info is None or known is None:
+        if info is None:
             return False
-        if known.state is not None and (
-            state.leader_epoch < known.state.leader_epoch or version < known.state_version
-        ):
+        new: dict[int, PartitionInfo] = {}
+        for partition, (state, version) in states.items():
+            known = info.partitions.get(partition)
+            if known is not None and _is_news(known, state, version):
+                new[partition] = replace(
+                    known, state=replace(state, version=version), state_version=version, is_unreadable=False
+                )
+        if not new:
             return False
-        partitions = dict(info.partitions)
-        partitions[partition] = replace(
-            known, state=replace(state, version=version), state_version=version, is_unreadable=False
-        )
-        self.topics[topic] = replace(info, partitions=partitions)
+        self.topics[topic] = replace(info, partitions={**info.partitions, **new})
         return True
 
     def set_unreadable(self, topic: str, partition: int, is_unreadable: bool) -> None:

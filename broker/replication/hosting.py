@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +28,22 @@ from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.replication.high_watermarks import HighWatermarkCheckpoints
 from millrace.broker.replication.leading import Leading
 from millrace.broker.replication.local_partition import LocalPartition
+from millrace.broker.replication.off_loop import Turns
 from millrace.broker.replication.partition import PartitionState, Replica, Role, Transition, leads_on
 from millrace.broker.replication.replica_fetcher import ReplicaFetchers
 from millrace.broker.storage.log import Log
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
+from millrace.broker.telemetry import garbage
 
 log = structlog.get_logger("millrace.broker")
 
 LONGEST = 2**63 - 1
 
-TURN_SECONDS = 0.01
-"""How long one topic's partitions are applied before others have their turn."""
+AT_ONCE = 200
+"""Partitions that are brought here in one go."""
+OBJECTS_OF_PARTITION = 75
+"""About; those that the garbage collector looks at."""
 
 
 @dataclass(slots=True)
@@ -128,6 +133,19 @@ class HostedPartitions:
         the replicas.
         """
         config = self._config_of(topic, topic_config)
+        left, turns = iter(states.items()), Turns()
+        while part := dict(islice(left, AT_ONCE)):
+            await self._apply_part(topic, topic_id, part, config, replicas or {}, turns)
+
+    async def _apply_part(
+        self,
+        topic: str,
+        topic_id: uuid.UUID,
+        states: Mapping[int, PartitionState],
+        config: LogConfig,
+        replicas: Mapping[int, tuple[int, ...]],
+        turns: Turns,
+    ) -> None:
         missing: dict[TopicPartition, bool] = {}
         for partition, state in states.items():
             local = self.partitions.get((topic, partition))
@@ -139,13 +157,10 @@ class HostedPartitions:
                 missing[topic, partition] = state.leader_epoch == 0 or self._broker_id not in state.isr
         if missing:
             await self._open(topic_id, config, missing)
+            garbage.keep(OBJECTS_OF_PARTITION * len(missing))
         log_config = _of_log(config)
-        now = asyncio.get_running_loop().time
-        turn_ends = now() + TURN_SECONDS
         for partition, state in states.items():
-            if now() > turn_ends:
-                await asyncio.sleep(0)
-                turn_ends = now() + TURN_SECONDS
+            await turns.maybe()
             local = self.partitions.get((topic, partition))
             if local is None:
                 continue
@@ -154,7 +169,7 @@ class HostedPartitions:
             local.replica.min_insync_replicas = config.min_insync_replicas
             async with local.turn:
                 if self.partitions.get(local.key) is local:
-                    self._apply_state(local, state, (replicas or {}).get(partition, ()))
+                    self._apply_state(local, state, replicas.get(partition, ()))
 
     def _config_of(self, topic: str, topic_config: Mapping[str, str]) -> LogConfig:
         config, unusable = LogConfig.usable_part(topic_config, self._log_defaults)

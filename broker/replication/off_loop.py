@@ -2,7 +2,7 @@
 
 Coordinators are given a `Compute`: a thread in the broker, `at_once` where there are none (simulations).
 Called by the coordinators of groups and transactions when they read their logs. What has to be done on the
-loop, and for very many, is done in `slices`, between which others have their turn.
+loop, and for very many, is done in `slices`, or in `Turns`, between which others have theirs.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ PAUSE_SECONDS = 0.0002
 SLICE_LENGTH = 500
 """Groups, at some 3 µs for each."""
 
+TURN_SECONDS = 0.01
+"""How long the loop works for one request or one change, before others have their turn."""
+
 Compute = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Runs what takes its time where it keeps nobody waiting."""
 
@@ -36,6 +39,22 @@ async def slices(items: Sequence[Item], length: int | None = None) -> AsyncItera
         if start:
             await asyncio.sleep(0)
         yield items[start : start + length]
+
+
+class Turns:
+    """Others' turns by the loop's clock, for work whose steps cost what they cost."""
+
+    def __init__(self) -> None:
+        self._now = asyncio.get_running_loop().time
+        self._until = self._now() + TURN_SECONDS
+
+    async def maybe(self) -> bool:
+        """Between two steps; whether others have had their turn."""
+        if self._now() <= self._until:
+            return False
+        await asyncio.sleep(0)
+        self._until = self._now() + TURN_SECONDS
+        return True
 
 
 class Pauses:

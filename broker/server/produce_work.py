@@ -29,9 +29,6 @@ SIZE_AT_ONCE = 8 << 20
 BATCHES_AT_ONCE = 500
 """Of a request: to find its log and to write it costs some 20 µs for each, however small it is."""
 
-TURN_SECONDS = 0.01
-"""After so long, others have their turn between two appends."""
-
 PLAUSIBLE_RATIO = 64
 """No request compresses its records better, unless it is made for that."""
 

@@ -107,7 +107,6 @@ class Log:
     ):
         self.directory = directory
         self.topic, self.partition = parse_directory_name(directory.name)
-        self.config = config
         self.producers = producers
         self.leader_epochs = leader_epochs
         self.start_offset = start_offset
@@ -127,9 +126,7 @@ class Log:
         self._shape_lock = threading.RLock()
         self._flush_lock = threading.Lock()
         self._name_lock = threading.Lock()
-        self._segments = SegmentList(
-            directory, segments, self._lock, notes, lambda: self.config.index_interval_bytes
-        )
+        self._segments = SegmentList(directory, segments, self._lock, notes, config)
         self._reader = LogReader(self._segments)
         self._last_flush_ms = now_ms
         self._has_new_files = True
@@ -227,6 +224,15 @@ class Log:
         return log
 
     # -- what it is
+
+    @property
+    def config(self) -> LogConfig:
+        """As it is now; whoever manages the log may set another."""
+        return self._segments.config
+
+    @config.setter
+    def config(self, config: LogConfig) -> None:
+        self._segments.config = config
 
     @property
     def failure(self) -> str | None:
@@ -381,7 +387,7 @@ class Log:
     def _write(self, batch: Buffer, header: BatchHeader, last_offset: int, now_ms: int) -> None:
         self._is_as_opened = False
         try:
-            if self._segments.must_roll(len(batch), header.max_timestamp, last_offset, now_ms, self.config):
+            if self._segments.must_roll(len(batch), header.max_timestamp, last_offset, now_ms):
                 log_reshaping.roll(self, now_ms)
                 self.health.check()
             self._segments.active.append(batch, header, last_offset, self.config.index_interval_bytes)

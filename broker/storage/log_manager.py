@@ -23,6 +23,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -191,7 +192,9 @@ class LogManager:
 
     def _add(self, tp: TopicPartition, log: Log, folder: DataFolder) -> None:
         log.health.on_disk_failure = partial(self._fail_folder, folder)
-        log.health.on_failure = partial(self._fail_log, tp, log)
+        # Weakly: a log in a cycle would keep its files open after its deletion, until a full round of the
+        # garbage collector, which would then close thousands of them in one go.
+        log.health.on_failure = partial(self._fail_log, tp, weakref.ref(log))
         log.health.on_no_room = folder.room.refused
         log.health.on_failed_sync = partial(self._note_failed_sync, folder)
         log.before_truncation = partial(folder.lower, tp)
@@ -287,10 +290,10 @@ class LogManager:
                 "read there is what the disk has"
             )
 
-    def _fail_log(self, tp: TopicPartition, log: Log, reason: str) -> None:
+    def _fail_log(self, tp: TopicPartition, log: weakref.ref[Log], reason: str) -> None:
         """Takes a log that failed offline, alone: what its checkpoints say of it stays as it is."""
         with self._lock:
-            if self._logs.get(tp) is not log:
+            if self._logs.get(tp) is not log():
                 return  # deleted meanwhile, or gone with its folder
             self.offline[tp] = reason
             self._failed[tp] = self._logs.pop(tp)

@@ -28,7 +28,8 @@ Found = TypeVar("Found")
 
 
 class SegmentList:
-    """See the module. `interval_size` gives `index.interval.bytes` as it is now; `notes` are the log's."""
+    """See the module. `notes` are the log's. It knows nothing of the log, which would then be freed only by a
+    full round of the garbage collector, with all its files."""
 
     def __init__(
         self,
@@ -36,12 +37,13 @@ class SegmentList:
         segments: Sequence[Segment],
         lock: threading.RLock,
         notes: list[str],
-        interval_size: Callable[[], int],
+        config: LogConfig,
     ):
         self.directory = directory
         self._lock = lock
         self._notes = notes
-        self._interval_size = interval_size
+        self.config = config
+        """The log's, as it is now."""
         self.is_retired = False
         """The log is deleted: the names of its files are another's, or nobody's."""
         self.all: tuple[Segment, ...] = ()
@@ -113,7 +115,7 @@ class SegmentList:
             if self.is_retired:
                 raise KafkaStorageError(f"{self.directory.name} is deleted")
             try:
-                segment.rebuild_indexes(self._interval_size())
+                segment.rebuild_indexes(self.config.index_interval_bytes)
                 if segment is not self.active:
                     segment.close_indexes()
             except (OSError, CorruptMessage) as failed:
@@ -122,23 +124,21 @@ class SegmentList:
 
     # -- changing
 
-    def must_roll(
-        self, size: int, max_timestamp: int, last_offset: int, now_ms: int, config: LogConfig
-    ) -> bool:
+    def must_roll(self, size: int, max_timestamp: int, last_offset: int, now_ms: int) -> bool:
         """Whether a batch of `size` bytes is to begin a new segment."""
         segment = self.active
         if segment.size == 0:
             return False
         if (
-            segment.size + size > config.segment_bytes
-            or segment.index_size + INDEX_ENTRY_SIZE > config.segment_index_bytes
+            segment.size + size > self.config.segment_bytes
+            or segment.index_size + INDEX_ENTRY_SIZE > self.config.segment_index_bytes
             or not segment.can_hold(last_offset)
         ):
             return True
         # By the records' own time where they have one, as Apache Kafka does.
         if max_timestamp != NO_TIMESTAMP and segment.first_timestamp != NO_TIMESTAMP:
-            return max_timestamp - segment.first_timestamp > config.roll_ms
-        return now_ms - segment.created_ms > config.roll_ms
+            return max_timestamp - segment.first_timestamp > self.config.roll_ms
+        return now_ms - segment.created_ms > self.config.roll_ms
 
     def begin(self, segment: Segment) -> None:
         """Makes `segment` the active one, after all others."""

@@ -7,12 +7,12 @@ between two of very many, others have their turn.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from millrace.broker.coordination.controller_client import check_topic_name
 from millrace.broker.errors import InvalidRequest, KafkaError, UnknownTopicOrPartition
 from millrace.broker.protocol.frames import Api
+from millrace.broker.replication.off_loop import Turns
 from millrace.broker.server.answers import NO_ERROR, answer_of
 from millrace.broker.server.broker_settings import describe_broker, describe_every_broker, describe_topic
 from millrace.broker.server.context import BrokerServices, RequestContext
@@ -21,18 +21,13 @@ from millrace.broker.server.topic_settings import BROKER, TOPIC
 API = Api.DESCRIBE_CONFIGS
 VERSIONS = range(1, 5)
 
-TURN_SECONDS = 0.01
-
 
 async def handle(request: Any, context: RequestContext) -> Any:
-    now = asyncio.get_running_loop().time
-    turn_ends = now() + TURN_SECONDS
+    turns = Turns()
     results = []
     for resource in dict.fromkeys(request.resources):
         results.append(_describe(resource, request.include_synonyms, context.broker))
-        if now() > turn_ends:
-            await asyncio.sleep(0)
-            turn_ends = now() + TURN_SECONDS
+        await turns.maybe()
     count = sum(len(result["configs"]) for result in results)
     return await answer_of(count, context.head, results=results)
 

@@ -45,6 +45,7 @@ from millrace.broker.protocol.hot_fetch import (
     encode_response,
 )
 from millrace.broker.replication.local_partition import FollowerFetch, MustReadCold, PartitionRead
+from millrace.broker.replication.off_loop import Turns
 from millrace.broker.replication.waiting_requests import WaitEnd
 from millrace.broker.server.context import BrokerServices, RequestContext
 from millrace.broker.server.dispatch import KEPT_FRAME_SIZE, Answered, Throttled
@@ -61,7 +62,6 @@ MOST_AT_ONCE = 4_000
 """Partitions that are read in one turn of the event loop: some 10 ms."""
 LARGEST_FRAME_AT_ONCE = 128 << 10
 """Bytes of a request that names no more than that."""
-TURN_SECONDS = 0.01
 SHORT_WAIT_SECONDS = 1.0
 """Garbage is left alone meanwhile: to look through what a large fetch has made takes 0.7 ms for a thousand
 partitions, all in one turn, and readers wait for half a second as a rule."""
@@ -307,14 +307,11 @@ class _Fetch:
             await self.read_again(changed)
 
     async def _read_in_turns(self) -> list[PartitionData]:
-        given, now = [], asyncio.get_running_loop().time
-        turn_ends = now() + TURN_SECONDS
+        given, turns = [], Turns()
         for asked in self.asked:
             given.append(await self._read_one_cold(asked))
-            if now() > turn_ends:
+            if await turns.maybe():
                 look_at_time()
-                await asyncio.sleep(0)
-                turn_ends = now() + TURN_SECONDS
         return given
 
     async def read_again(self, touched: set[tuple[str, int]]) -> None:

@@ -50,6 +50,7 @@ from millrace.broker.protocol.hot_produce import (
     encode_response,
 )
 from millrace.broker.protocol.system_topics import INTERNAL_TOPICS
+from millrace.broker.replication.off_loop import Turns
 from millrace.broker.replication.replica_manager import ACKS_ALL
 from millrace.broker.replication.slow_appends import Outcome, is_large
 from millrace.broker.server import produce_work, refused_batches
@@ -256,14 +257,11 @@ class _Appends:
 async def _append_in_turns(work: _Appends, partitions: Sequence[PartitionBatches]) -> Any:
     """Checked on a thread, and appended with others' requests in between; the answer, or its future."""
     checked = await work.check(partitions)
-    now = asyncio.get_running_loop().time
-    turn_ends = now() + produce_work.TURN_SECONDS
+    turns = Turns()
     for batches, found in zip(partitions, checked, strict=True):
         await work.settled(batches)
         await work.append_slowly(batches, found)
-        if now() > turn_ends:
-            await asyncio.sleep(0)
-            turn_ends = now() + produce_work.TURN_SECONDS
+        await turns.maybe()
     return work.answer()
 
 

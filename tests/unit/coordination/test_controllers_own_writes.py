@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 import pytest
 from structlog.testing import capture_logs
 
-from millrace.broker.coordination import paths
+from millrace.broker.coordination import controller_runner, paths
 from millrace.broker.coordination.controller_runner import FAILURES_TOLD, ControllerRunner
 from millrace.broker.coordination.metadata_cache import Election, MetadataCache
 from millrace.broker.coordination.paths import BrokerRegistration, TopicAssignment
@@ -28,6 +28,7 @@ from millrace.broker.coordination.session import (
     VersionConflict,
 )
 from millrace.broker.errors import MillraceError
+from millrace.broker.replication import off_loop
 from millrace.broker.replication.partition import NO_LEADER, PartitionState
 
 OWN_ID = 1
@@ -105,6 +106,32 @@ class Office:
 
     def carry_out(self) -> None:
         asyncio.run(self.runner._carry_out())
+
+
+def test_very_many_states_are_written_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All in one go would hold up everyone."""
+    monkeypatch.setattr(controller_runner, "WRITES_AT_ONCE", 2)
+    office, shown = Office(), []
+    office.session.on_commit = lambda: shown.append([leader for leader, _, _ in office.shown()])
+    office.carry_out()
+    assert shown == [[NO_LEADER] * 3, [OWN_ID, OWN_ID, NO_LEADER]]
+    assert office.shown() == [(OWN_ID, 5, 7)] * PARTITIONS
+
+
+def test_others_have_their_turn_while_it_is_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(off_loop, "TURN_SECONDS", -1.0)
+    office, turns = Office(), []
+
+    async def carry_out() -> None:
+        carried = asyncio.ensure_future(office.runner._carry_out())
+        while not office.session.written and not carried.done():
+            turns.append(len(turns))
+            await asyncio.sleep(0)
+        await carried
+
+    asyncio.run(carry_out())
+    assert len(turns) > PARTITIONS
+    assert office.shown() == [(OWN_ID, 5, 7)] * PARTITIONS
 
 
 def test_leaders_that_were_elected_are_shown_and_told_of_at_once() -> None:

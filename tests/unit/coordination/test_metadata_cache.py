@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import uuid
 
+import pytest
+
 from millrace.broker.coordination.metadata_cache import MetadataCache
 from millrace.broker.coordination.paths import TopicAssignment
-from millrace.broker.replication.partition import PartitionState
+from millrace.broker.replication.partition import NO_LEADER, PartitionState
 
 
 def cache_with(topic_id: uuid.UUID) -> MetadataCache:
@@ -16,13 +18,29 @@ def cache_with(topic_id: uuid.UUID) -> MetadataCache:
     return cache
 
 
-def test_state_of_an_older_epoch_is_ignored() -> None:
+@pytest.mark.parametrize(("epoch", "version"), [(2, 4), (2, 6), (3, 4), (4, 4)])
+def test_state_of_an_older_epoch_or_version_is_ignored(epoch: int, version: int) -> None:
     cache = cache_with(uuid.uuid4())
     assert cache.set_state("t", 0, PartitionState(1, 3, (1,), 1), 5)
-    assert not cache.set_state("t", 0, PartitionState(2, 2, (2,), 1), 4)
+    assert not cache.set_state("t", 0, PartitionState(2, epoch, (2,), 1), version)
     partition = cache.partition("t", 0)
     assert partition is not None
     assert (partition.leader, partition.state_version) == (1, 5)
+
+
+def test_states_that_come_together_are_news_or_not_each_for_itself() -> None:
+    topic_id = uuid.uuid4()
+    cache = cache_with(topic_id)
+    cache.set_assignment("t", TopicAssignment(topic_id, dict.fromkeys(range(3), (1, 2))))
+    cache.set_state("t", 0, PartitionState(1, 3, (1,), 1), 5)
+    new, old = PartitionState(2, 4, (2,), 1), PartitionState(2, 2, (2,), 1)
+    assert cache.set_states("t", {0: (old, 4), 1: (new, 6), 9: (new, 6)})
+    info = cache.topic("t")
+    assert info is not None
+    found = [(part.leader, part.leader_epoch, part.state_version) for part in info.partitions.values()]
+    assert found == [(1, 3, 5), (2, 4, 6), (NO_LEADER, -1, -1)]
+    assert not cache.set_states("t", {0: (old, 4)})
+    assert cache.topic("t") is info
 
 
 def test_state_of_an_unknown_partition_is_ignored() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 import uuid
 from collections.abc import Awaitable, Callable
@@ -23,9 +24,9 @@ from millrace.broker.errors import (
 from millrace.broker.protocol.batch import iterate_batches
 from millrace.broker.protocol.control_records import build_marker
 from millrace.broker.protocol.records import Record, build_batch
-from millrace.broker.replication import high_watermarks, hosting
-from millrace.broker.replication.local_partition import MustReadCold, PartitionRead
-from millrace.broker.replication.partition import PartitionState
+from millrace.broker.replication import high_watermarks, hosting, off_loop
+from millrace.broker.replication.local_partition import LocalPartition, MustReadCold, PartitionRead
+from millrace.broker.replication.partition import PartitionState, Replica
 from millrace.broker.replication.replica_manager import ACKS_ALL, ReplicaManager
 from millrace.broker.storage.disk_errors import WouldBlock
 from millrace.broker.storage.log import Log, LogRead
@@ -232,7 +233,7 @@ def test_consumer_of_a_leader_epoch_that_is_not_known_here_reads_nothing(tmp_pat
 def test_others_have_their_turn_while_a_topic_of_many_partitions_is_applied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hosting, "TURN_SECONDS", -1.0)
+    monkeypatch.setattr(off_loop, "TURN_SECONDS", -1.0)
 
     async def scenario(manager: ReplicaManager) -> None:
         states = dict.fromkeys(range(5), PartitionState(1, 0, (1,), 1))
@@ -247,6 +248,49 @@ def test_others_have_their_turn_while_a_topic_of_many_partitions_is_applied(
         assert epochs == [1] * 5
 
     run(tmp_path, scenario)
+
+
+def test_a_partition_that_goes_is_freed_at_once_with_all_that_it_had(tmp_path: Path) -> None:
+    """In a cycle it would stay for ever: what was made to stay is not looked through by the garbage collector
+    (`telemetry/garbage.py`). And its files would stay open."""
+
+    async def scenario(manager: ReplicaManager) -> None:
+        await manager.hosted.apply_topic("t", TOPIC_ID, led(), {})
+        append(manager, b"a")
+        assert {each.__name__ for each in alive()} == {"LocalPartition", "Replica", "Log", "Segment"}
+        await manager.hosted.remove_topic("t")
+        await asyncio.sleep(0)
+        assert alive() == []
+
+    def alive() -> list[type]:
+        return [type(it) for it in gc.get_objects() if type(it) in (LocalPartition, Replica, Log, Segment)]
+
+    gc.collect()  # of tests before
+    gc.disable()
+    try:
+        run(tmp_path, scenario)
+    finally:
+        gc.enable()
+
+
+def test_what_partitions_leave_to_the_garbage_collector_is_looked_at_as_they_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[tuple[int, int]] = []
+    monkeypatch.setattr(hosting, "AT_ONCE", 2)
+
+    async def scenario(manager: ReplicaManager) -> None:
+        monkeypatch.setattr(
+            hosting.garbage, "keep", lambda count: kept.append((count, len(manager.hosted.partitions)))
+        )
+        states = dict.fromkeys(range(5), PartitionState(1, 0, (1,), 1))
+        for _ in range(2):
+            await manager.hosted.apply_topic("t", TOPIC_ID, states, {})
+        assert sorted(number for _, number in manager.hosted.partitions) == [0, 1, 2, 3, 4]
+
+    run(tmp_path, scenario)
+    each = hosting.OBJECTS_OF_PARTITION
+    assert kept == [(2 * each, 2), (2 * each, 4), (each, 5)]
 
 
 def test_topic_of_another_id_begins_empty(tmp_path: Path) -> None:

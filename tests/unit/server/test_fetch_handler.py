@@ -28,6 +28,7 @@ from millrace.broker.protocol.control_records import build_marker
 from millrace.broker.protocol.frames import decode_request
 from millrace.broker.protocol.hot_fetch import PartitionFetch
 from millrace.broker.protocol.records import Record, build_batch
+from millrace.broker.replication import off_loop
 from millrace.broker.replication.partition import PartitionState
 from millrace.broker.replication.replica_manager import ReplicaManager
 from millrace.broker.server.dispatch import Throttled
@@ -302,7 +303,7 @@ class Turns:
         self._read_now = services.replica_manager.read_now
         monkeypatch.setattr(services.replica_manager, "read_now", self._reading)
         monkeypatch.setattr(fetch, "MOST_AT_ONCE", 2)
-        monkeypatch.setattr(fetch, "TURN_SECONDS", -1.0)
+        monkeypatch.setattr(off_loop, "TURN_SECONDS", -1.0)
         self._next()
 
     def _next(self) -> None:

@@ -19,11 +19,12 @@ from millrace.broker.coordination.paths import BrokerRegistration, TopicAssignme
 from millrace.broker.errors import ElectionNotNeeded, ProtocolError, UnknownTopicOrPartition
 from millrace.broker.groups.offsets import CommittedOffset
 from millrace.broker.protocol.frames import Api, decode_response, encode_request
+from millrace.broker.replication import off_loop
 from millrace.broker.replication.off_loop import SLICE_LENGTH
 from millrace.broker.server import answers, dispatch
 from millrace.broker.server.answers import build_entity, request_type, response_type
 from millrace.broker.server.dispatch import Dispatcher
-from millrace.broker.server.handlers import alter_client_quotas, describe_configs
+from millrace.broker.server.handlers import alter_client_quotas
 from millrace.broker.server.registry import handlers
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.producer_state import ProducerEntry
@@ -78,7 +79,7 @@ def described(names: list[str], keys: list[str] | None = None, turns: Turns | No
 
 
 def test_topics_are_described_with_others_turns_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(describe_configs, "TURN_SECONDS", -1)
+    monkeypatch.setattr(off_loop, "TURN_SECONDS", -1)
     turns = Turns()
     assert [result.resource_name for result in described(TOPICS, ["retention.ms"], turns)] == TOPICS
     assert turns.until_answered == 1 + len(TOPICS)

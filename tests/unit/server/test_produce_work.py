@@ -248,7 +248,7 @@ def test_very_many_batches_are_appended_with_others_turns_in_between(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(produce_work, "BATCHES_AT_ONCE", 2)
-    monkeypatch.setattr(produce_work, "TURN_SECONDS", -1.0)
+    monkeypatch.setattr("millrace.broker.replication.off_loop.TURN_SECONDS", -1.0)
 
     async def scenario(stage: Stage) -> None:
         ended: list[int] = []

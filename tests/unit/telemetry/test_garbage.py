@@ -3,17 +3,67 @@
 from __future__ import annotations
 
 import gc
+import weakref
+from collections.abc import Iterator
 
 import pytest
 
 from millrace.broker.telemetry import garbage
-from millrace.broker.telemetry.garbage import left_alone, look_at_time, looked_through, settle
+from millrace.broker.telemetry.garbage import keep, left_alone, look_at_time, looked_through, settle
 
 
 def test_process_that_collects_garbage_already_stays_as_it_is() -> None:
     frozen = gc.get_freeze_count()
     settle()
     assert gc.isenabled() and gc.get_freeze_count() == frozen
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As a process of our own, with nothing kept yet."""
+    monkeypatch.setattr(garbage, "_is_settled", True)
+    monkeypatch.setattr(garbage, "_not_kept", 0)
+    yield
+    gc.unfreeze()
+
+
+class Linked:
+    """In a cycle with itself."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.mark.usefixtures("settled")
+def test_what_stays_is_looked_at_once_and_then_no_more() -> None:
+    frozen = gc.get_freeze_count()
+    stays, garbage_so_far = [[]], weakref.ref(Linked())
+    keep(garbage.KEPT_AT - 1)
+    assert gc.get_freeze_count() == frozen
+    keep(1)
+    assert garbage_so_far() is None
+    assert gc.get_freeze_count() > frozen
+    assert not any(known is stays for known in gc.get_objects())
+    comes_later = [[]]
+    keep(garbage.KEPT_AT - 1)
+    assert any(known is comes_later for known in gc.get_objects())
+
+
+@pytest.mark.usefixtures("settled")
+def test_nothing_is_looked_at_while_garbage_is_left_alone() -> None:
+    """What a large request makes would be looked through, and it is about to go."""
+    with left_alone():
+        frozen = gc.get_freeze_count()
+        keep(garbage.KEPT_AT)
+        assert gc.get_freeze_count() <= frozen
+    keep(1)
+    assert gc.get_freeze_count() > frozen
+
+
+def test_process_that_others_began_keeps_nothing_frozen() -> None:
+    frozen = gc.get_freeze_count()
+    keep(garbage.KEPT_AT)
+    assert gc.get_freeze_count() == frozen
 
 
 def test_garbage_is_left_alone_until_the_last_who_asked_for_it_has_ended() -> None:
