@@ -24,6 +24,7 @@ from millrace.broker.client.cluster import Cluster
 from millrace.broker.protocol.batch import HEADER_SIZE, BatchHeader, iterate_batches, verify_crc
 from millrace.broker.protocol.compression import CODEC_NAMES
 from millrace.broker.protocol.records import Record, build_batch, read_records
+from tests import seeds
 from tests.cluster.mirror_process import MirrorProcess, end_offset, send, until
 from tests.pairs import End, Pair, in_pairs
 from tests.waiting import Deadline
@@ -96,6 +97,7 @@ async def carried(pair: Pair, topics: Sequence[str], **config: Any) -> MirrorPro
         ends = {topic: await end_offset(source, topic, 0) for topic in topics}
 
     async def all_there() -> bool:
+        assert mirror.process is not None and mirror.process.poll() is None, mirror.log[-3_000:]
         positions = {each["topic"]: each["position"] for each in mirror.status().get("partitions", [])}
         return all(positions.get(topic) == end for topic, end in ends.items())
 
@@ -277,6 +279,49 @@ async def all_kinds_of_topics(pair: Pair) -> None:
     taken = paths_taken(mirror)
     assert taken.keys() >= {"pass_through", "rebuild", "coalesce", "drop"}, taken
     assert taken["coalesce"] >= 2 * 5 * 30, "each run of tiny batches was merged"
+
+
+@pytest.mark.long
+@pytest.mark.safety
+@in_pairs("kafka-kafka", "kafka-millrace")
+def test_any_sequence_of_batches_is_read_by_others_as_at_the_source(pair: Pair) -> None:
+    asyncio.run(drawn_sequences(pair, random.Random(seeds.given())))
+
+
+async def drawn_sequences(pair: Pair, rng: random.Random) -> None:
+    """Topics of runs of batches, each run of one kind, fetched in answers that are cut anywhere."""
+    topics = [pair.unique(f"drawn-{number}") for number in range(seeds.runs(6))]
+    async with pair.source.cluster() as source:
+        for topic in topics:
+            time_type = rng.choice(("CreateTime", "LogAppendTime"))
+            await create_topic(source, topic, 1, 1, {"message.timestamp.type": time_type})
+            for _ in range(rng.randint(1, 12)):
+                await write_run(source, topic, rng)
+            if rng.random() < 0.5:
+                await write_transactions(pair.source, topic, rng)
+                await write_run(source, topic, rng)
+    answer = rng.choice((16 << 10, 128 << 10, 1 << 20))
+    fetch = {"max_bytes": max(answer, 64 << 10), "partition_max_bytes": answer, "behind_max_bytes": 0}
+    mirror = await carried(pair, topics, fetch=fetch)
+    here, there = (JavaTools(end.bootstrap, pair.folder) for end in (pair.source, pair.target))
+    for topic in topics:
+        expected = await asyncio.to_thread(read, pair.source, topic)
+        assert expected and await asyncio.to_thread(read, pair.target, topic) == expected, topic
+        by_java = await asyncio.to_thread(read_by_java, here, topic, len(expected))
+        assert len(by_java) == len(expected)
+        assert await asyncio.to_thread(read_by_java, there, topic, len(expected)) == by_java, topic
+        found = await asyncio.to_thread(dumped, there, pair.target.log_folder(topic, 0))
+        assert found >= len(expected), topic
+    assert paths_taken(mirror).get("coalesce") or len(topics) < 3
+
+
+async def write_run(cluster: Cluster, topic: str, rng: random.Random) -> None:
+    """Batches of one codec and one number of records."""
+    codec, count = rng.choice(list(CODEC_NAMES)), rng.choice((1, 1, 1, 2, 5, 40, 5_000))
+    times, sizes = (1, (0, 2, 90)) if count > 100 else (rng.choice((1, 2, 7, 60)), (0, 2, 90, 1_400))
+    for at in range(times):
+        records = some_records(rng, count, rng.choice(sizes), at)
+        await send(cluster, topic, 0, build_batch(records, compression=codec))
 
 
 @in_pairs("kafka-millrace", "millrace-kafka")
