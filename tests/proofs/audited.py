@@ -192,7 +192,7 @@ def main(words: Sequence[str]) -> int:
         answers.flush()
 
     config, master, *now = words
-    clock = {"clock_ms": lambda: int(now[0])} if now else {}
+    clock: dict[str, Any] = {"clock_ms": lambda: int(now[0])} if now else {}
     result = run(load_config(Path(config)), master, progress=lambda step: say({"step": step}), **clock)
     say(
         {

@@ -199,7 +199,7 @@ class _Maker:
             self._values,
         )
         found: dict[int, list[bytes]] = defaultdict(list)
-        content = memoryview(out)
+        content = out.data
         for at, partition in enumerate(partitions[order][starts].tolist()):
             found[partition].append(self._closed(content[bounds[at] : bounds[at + 1]]))
         return found

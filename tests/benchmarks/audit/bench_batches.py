@@ -27,9 +27,10 @@ from millrace.audit.scanning.range_reader import (
     leading_batches,
     mark_skipped,
 )
+from millrace.audit.scanning.scan import G_COUNT
 from millrace.audit.scanning.unpack import Unpacker
+from millrace.audit.spark.kafka_options import parse_source
 from millrace.audit.spark.pinning import pin_ranges
-from millrace.audit.spark.spark_source import parse_options
 from millrace.audit.spark.task_reader import count_batches, read_task
 from tests.benchmarks.audit.load import BatchMaker, Shape, fill
 from tests.servers import BrokerProcess, ZooKeeper
@@ -74,13 +75,14 @@ class Offline:
     def index_and_count(self) -> None:
         counter = CellCounter(WINDOW_MS, 1 << 20)
         count_batches(counter, self.index(), 0, self.records, self._unpacker)
-        if sum(row.count for row in counter.take()) != self.records:
+        if counter.take().groups[:, G_COUNT].sum() != self.records:
             raise RuntimeError("records were lost")
 
 
 def task_of(bootstrap: str, topic: str) -> Callable[[], None]:
-    options = parse_options({"bootstrap": bootstrap, "topics": topic, "window": f"{WINDOW_MS}ms"})
-    ranges = asyncio.run(pin_ranges(options))
+    asked = {"kafka.bootstrap.servers": bootstrap, "subscribe": topic, "mode": "cells"}
+    source = parse_source(asked | {"window": f"{WINDOW_MS}ms"})
+    ranges, options = asyncio.run(pin_ranges(source)), source.read
 
     def task() -> None:
         for _ in read_task(ranges, options):

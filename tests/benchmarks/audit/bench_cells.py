@@ -15,6 +15,7 @@ import argparse
 import io
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,10 @@ def one_by_one(counter: CellCounter, place: RowPlace) -> pa.Table:
     return pa.Table.from_pylist(rows, CELL_SCHEMA)
 
 
+def added_up(table: pa.Table) -> Any:
+    return StreamCells(table).seen()
+
+
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:
     begin = time.process_time()
     found = work()
@@ -103,7 +108,7 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
 def verdicts_of(cells: pa.Table, count: int, partitions: int) -> tuple[int, float]:
     """(windows, CPU seconds) of reconciling a source and an aggregate that have these cells."""
     name = f"{STREAM:016x}"
-    about = {"stream": name, "session": "0" * 16, "topic": "flights", "producer": "feed@host"}
+    about: dict[str, Any] = {"stream": name, "session": "0" * 16, "topic": "flights", "producer": "feed@host"}
     ledger, nothing = EventLedger(), BitMap64()
     for start in range(0, count, partitions):
         end = min(start + partitions, count)
@@ -165,11 +170,11 @@ def main() -> None:
     made_s = added_s = 0.0
     for _ in range(streams):
         counter = counted(share)
-        table, seconds = timed(lambda counter=counter: in_columns(counter, place))
+        table, seconds = timed(partial(in_columns, counter, place))
         made_s += seconds
         windows = pa.array(np.arange(share) // given.partitions * WINDOW_MS)
         table = table.set_column(7, "window_start_ms", windows)  # as of so many partitions
-        _, seconds = timed(lambda table=table: StreamCells(table).seen())
+        _, seconds = timed(partial(added_up, table))
         added_s += seconds
     starts = windows.unique()
     proven = pa.table({"window_start_ms": starts, "window_ms": pa.repeat(WINDOW_MS, len(starts))})

@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -123,7 +124,12 @@ def _hand_over(counter: CellCounter, place: RowPlace, writer: pq.ParquetWriter) 
 
 def reconcile(records: int, path: Path) -> dict[str, float]:
     """The stream's verdicts, of cells that both tiers have."""
-    about = {"stream": STREAM, "session": "0" * 16, "topic": "flights", "producer": "feed@host"}
+    about: dict[str, Any] = {
+        "stream": STREAM,
+        "session": "0" * 16,
+        "topic": "flights",
+        "producer": "feed@host",
+    }
     acknowledged, nothing = BitMap64(), BitMap64()
     acknowledged.add_range(1, records + 1)
     ledger = EventLedger()

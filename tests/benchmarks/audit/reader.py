@@ -124,7 +124,7 @@ class Millrace:
         cells = self._spark.read.parquet(f"file://{target}").filter("note is null")
         found = cells.selectExpr(
             "count(*)", "coalesce(sum(length(bitmap)), 0)", "sum(count)", "count(digest)"
-        ).first()
+        ).collect()[0]
         told = cells.selectExpr("producer", "window_start_ms", "count")
         rows = told.groupBy("producer", "window_start_ms").sum("count").collect()
         return figures | {
@@ -240,7 +240,8 @@ class Reader:
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # nothing else may reach the answers
-    system = {"millrace": Millrace, "connector": Connector}[sys.argv[1]](Path(sys.argv[2]))
+    kinds: dict[str, type[Millrace | Connector]] = {"millrace": Millrace, "connector": Connector}
+    system = kinds[sys.argv[1]](Path(sys.argv[2]))
     for line in sys.stdin:
         try:
             answer = system.count(json.loads(line))

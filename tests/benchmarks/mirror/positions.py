@@ -24,7 +24,7 @@ from millrace.broker.client.raw_produce import produce
 from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.protocol.mirror_positions import Position
 from millrace.broker.protocol.records import Record, build_batch
-from millrace.mirror.config import parse_config
+from millrace.mirror.config import MirrorConfig, parse_config
 from millrace.mirror.delivery.checkpoints import Positions, encode_records
 from millrace.mirror.delivery.positions_keeper import PositionsKeeper
 from millrace.mirror.delivery.system_records import SystemRecords
@@ -38,7 +38,7 @@ DEFAULTS, OURS = "defaults", "ours"
 CLEANED_LIMIT_S = 180.0
 
 
-def config(name: str, bootstrap: str):
+def config(name: str, bootstrap: str) -> MirrorConfig:
     source = {"cluster": "src", "bootstrap": ["127.0.0.1:1"], "topics": {"include": ["t"]}}
     target = {"cluster": "agg", "bootstrap": [bootstrap]}
     return parse_config({"name": name, "target": target, "sources": [source]})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -71,7 +72,7 @@ class Millrace(Mirror):
         topics: str,
         *,
         exactly_once: bool,
-        **more: object,
+        **more: Any,
     ) -> None:
         self._process = MirrorProcess(
             folder,

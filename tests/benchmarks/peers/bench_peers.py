@@ -254,7 +254,9 @@ def latency(bench: Bench, servers: Sequence[Server], rounds: int) -> None:
 def queues(bench: Bench, ours: Server, folder: Path, rounds: int, cores: Cores) -> None:
     print("\nmessage queues, one producer, one consumer, messages/s")
     batches = {count: batch_of(count) for count in (1, 50)}
-    singles, packed, consumed = [], [], []
+    singles: list[float] = []
+    packed: list[float] = []
+    consumed: list[float] = []
     for _ in range(rounds):
         for count, rates in ((1, singles), (50, packed)):
             with bench.topic(ours) as topic:
@@ -458,9 +460,10 @@ def main() -> None:
         started: list[Millrace | Kafka] = []
         try:
             with running_on(cores.server):
-                started += [Millrace(folder)]
-                started += [Kafka(folder)]
-            ours, theirs = started
+                ours = Millrace(folder)
+                started.append(ours)
+                theirs = Kafka(folder)
+                started.append(theirs)
             with running_on(cores.client):
                 bench = Bench(ours, theirs, given.rounds)
                 if "produce" in parts:
