@@ -37,6 +37,7 @@ import structlog
 from millrace.broker.coordination import paths
 from millrace.broker.coordination.metadata_cache import Election, MetadataCache
 from millrace.broker.coordination.session import Node, NodeMissing, Session, SessionError, SessionState
+from millrace.broker.telemetry import garbage
 
 log = structlog.get_logger("millrace.broker")
 
@@ -60,6 +61,9 @@ STATES_REST_S = 2.0
 
 READ_AT_ONCE = 64
 """Znodes: to ask for one wakes the client's thread, which takes the interpreter from the loop for 0.3 ms."""
+
+OBJECTS_OF_ZNODE = 10
+"""About; what is known of it, and its watch, that the garbage collector looks at."""
 
 ELECTION_PATHS = {"preferred": paths.PREFERRED_ELECTION, "unclean": paths.UNCLEAN_ELECTION}
 """Where an election of each kind is asked for."""
@@ -188,6 +192,7 @@ class ClusterWatcher:
                     log.error("a znode could not be understood", what="/".join(mark), error=str(result))
                 elif isinstance(result, BaseException):
                     raise result
+            garbage.keep(OBJECTS_OF_ZNODE * len(marks))
             interrupted = next((result for result in results if isinstance(result, SessionError)), None)
             if interrupted is not None:
                 raise interrupted
@@ -297,6 +302,7 @@ class ClusterWatcher:
             if config is None:
                 return  # the topic's watch brings what has become of it
         self._cache.set_assignment(name, assignment, node.version)
+        garbage.keep(OBJECTS_OF_ZNODE * len(assignment.partitions))
         if config is not None:
             self._cache.set_config(name, config)
         self._changes.topics.add(name)

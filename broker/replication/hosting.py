@@ -41,7 +41,7 @@ log = structlog.get_logger("millrace.broker")
 LONGEST = 2**63 - 1
 
 AT_ONCE = 200
-"""Partitions that are brought here in one go."""
+"""Partitions that are brought here in one go, where their logs are there already."""
 OBJECTS_OF_PARTITION = 75
 """About; those that the garbage collector looks at."""
 
@@ -156,8 +156,8 @@ class HostedPartitions:
                 # Whoever is in sync from an earlier epoch has had records; an empty log would be a loss.
                 missing[topic, partition] = state.leader_epoch == 0 or self._broker_id not in state.isr
         if missing:
-            await self._open(topic_id, config, missing)
-            garbage.keep(OBJECTS_OF_PARTITION * len(missing))
+            made_count = await self._open(topic_id, config, missing)
+            garbage.keep(OBJECTS_OF_PARTITION * made_count)
         log_config = _of_log(config)
         for partition, state in states.items():
             await turns.maybe()
@@ -243,9 +243,10 @@ class HostedPartitions:
 
     async def _open(
         self, topic_id: uuid.UUID, config: LogConfig, missing: Mapping[TopicPartition, bool]
-    ) -> None:
+    ) -> int:
         """Bring partitions of one topic here, with logs made where they are missing (and whether each is
-        new); what cannot be had is offline."""
+        new); what cannot be had is offline. How many there are more."""
+        made_count = 0
         log_config = _of_log(config)
         create = partial(
             self._logs.create_all, missing, log_config, now_ms=self._clock_ms(), topic_id=topic_id
@@ -272,6 +273,8 @@ class HostedPartitions:
             local = LocalPartition(*key, topic_id, opened, replica, config.flush_messages)
             self.partitions[key] = local
             self._numbers.setdefault(key[0], set()).add(key[1])
+            made_count += 1
+        return made_count
 
     async def remove_topic(self, topic: str) -> None:
         """The topic was deleted: stop serving its partitions and delete their logs."""

@@ -218,14 +218,14 @@ class Flusher:
         await self._flush(local)
 
     async def _flush(self, local: LocalPartition) -> None:
-        current = asyncio.current_task()
         try:
             await self._on_disk(local.log.flush, self._clock_ms())
         except KafkaStorageError as error:
             self._failed(local, error)
             raise
         finally:
-            if local.flush is current:
+            # In no variable: with its error, a task that knows itself would be a cycle that holds the log.
+            if local.flush is asyncio.current_task():
                 local.flush = None
         self._flushed(local)
 

@@ -1,8 +1,9 @@
-"""Work that takes a processor's time, kept away from the event loop.
+"""Work that takes a processor's time, kept away from the event loop or done there in parts.
 
 Coordinators are given a `Compute`: a thread in the broker, `at_once` where there are none (simulations).
-Called by the coordinators of groups and transactions when they read their logs. What has to be done on the
-loop, and for very many, is done in `slices`, or in `Turns`, between which others have theirs.
+The coordinators of groups and transactions read their logs so. What has to be done on the loop for very
+many is done in `slices`, or in `Turns`, between which others have theirs: by the controller, by who
+brings partitions here, by handlers of requests that name very many.
 """
 
 from __future__ import annotations

@@ -292,27 +292,36 @@ class LaneFetcher:
             task.cancel()
 
     async def _run(self) -> None:
+        pause_seconds = 0.0
         while True:
-            self.wake.clear()
-            # One time for both: who is not due by the one clock must not be past its rest by the other.
-            now = self._loop.time()
             try:
-                due = await self._due(now)
-                if not due:
-                    await self._rest(now)
-                    continue
-                await self._round(due)
-            except (KafkaError, ProtocolError) as error:
-                self.leader.interrupted(error)
-                await asyncio.sleep(BACKOFF_SECONDS)
+                pause_seconds = await self._next_round(pause_seconds)
             except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if self._is_cancelled or (task is not None and task.cancelling()):
-                    raise
+                if self._is_cancelled or _is_cancelled_itself():
+                    # Not raised: with its task, which `self` knows, the error would be a cycle that holds all
+                    # logs that were asked for last (see `telemetry/garbage.py`).
+                    return
                 # Nobody cancelled this task, but something that it waited for: ending so, in silence, it
                 # would leave its partitions behind for ever.
                 log.error("a round of replication was cancelled", leader=self.leader.leader, exc_info=True)
-                await asyncio.sleep(BACKOFF_SECONDS)
+                pause_seconds = BACKOFF_SECONDS
+
+    async def _next_round(self, pause_seconds: float) -> float:
+        """After a pause; how long the next is."""
+        if pause_seconds:
+            await asyncio.sleep(pause_seconds)
+        self.wake.clear()
+        # One time for both: who is not due by the one clock must not be past its rest by the other.
+        now = self._loop.time()
+        try:
+            if due := await self._due(now):
+                await self._round(due)
+            else:
+                await self._rest(now)
+        except (KafkaError, ProtocolError) as error:
+            self.leader.interrupted(error)
+            return BACKOFF_SECONDS
+        return 0.0
 
     # -- which partitions, and when ------------------------------------------------------------------
 
@@ -553,3 +562,8 @@ async def _send(connection: Connection, version: int, request: hot_fetch.FetchRe
         lambda correlation_id: (hot_fetch.encode_request(version, correlation_id, CLIENT_ID, request),),
         REQUEST_TIMEOUT_MS + request.max_wait_ms,
     )
+
+
+def _is_cancelled_itself() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

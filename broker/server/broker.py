@@ -70,7 +70,7 @@ from millrace.broker.server.transaction_parts import build_transactions
 from millrace.broker.server.warm_start import load_loops
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
-from millrace.broker.telemetry.garbage import settle
+from millrace.broker.telemetry import garbage
 from millrace.broker.telemetry.logs import configure
 from millrace.broker.telemetry.metrics import BrokerCollector, BrokerMetrics, MetricsServer
 
@@ -368,7 +368,7 @@ class Broker:
         self._start_chores()
         await self._listener.start()
         self._cleanup.append(("connections", self._listener.stop))
-        settle()
+        garbage.settle()
         self._watcher.read_states()
 
     def _start_chores(self) -> None:
@@ -416,6 +416,7 @@ class Broker:
         )
         self._transactions.gate.expire(self._clock.now_ms())
         self._report_storage()
+        garbage.look_at_all()
 
     async def _look_at_room(self) -> None:
         for change in await self._replicas.on_disk(self._logs.look_at_room, self._clock.steady_ms()):

@@ -293,7 +293,8 @@ class LogManager:
     def _fail_log(self, tp: TopicPartition, log: weakref.ref[Log], reason: str) -> None:
         """Takes a log that failed offline, alone: what its checkpoints say of it stays as it is."""
         with self._lock:
-            if self._logs.get(tp) is not log():
+            known = self._logs.get(tp)
+            if known is None or known is not log():
                 return  # deleted meanwhile, or gone with its folder
             self.offline[tp] = reason
             self._failed[tp] = self._logs.pop(tp)

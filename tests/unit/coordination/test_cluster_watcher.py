@@ -336,8 +336,11 @@ def test_a_state_that_cannot_be_read_is_marked_until_it_can_be_or_is_gone() -> N
 
 
 def test_no_more_znodes_are_asked_for_at_once_than_the_loop_can_bear(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of very many, those that were marked first are read first, and nothing is told before all are read."""
+    """Of very many, those that were marked first are read first, and nothing is told before all are read.
+    What they leave to the garbage collector is looked at as they come."""
     monkeypatch.setattr(cluster_watcher, "READ_AT_ONCE", 3)
+    kept: list[int] = []
+    monkeypatch.setattr(cluster_watcher.garbage, "keep", kept.append)
 
     async def scenario() -> None:
         watched, under_way, most = Watched(), set[str](), 0
@@ -362,6 +365,8 @@ def test_no_more_znodes_are_asked_for_at_once_than_the_loop_can_bear(monkeypatch
         task = await watched.watcher.start()
         try:
             assert most == 3
+            each = cluster_watcher.OBJECTS_OF_ZNODE
+            assert max(kept) == len(partitions) * each and kept.count(3 * each) >= len(partitions) // 3
             assert len(watched.known) == 1
             info = watched.cache.topic("t")
             assert info is not None

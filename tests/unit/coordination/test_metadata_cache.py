@@ -41,6 +41,15 @@ def test_states_that_come_together_are_news_or_not_each_for_itself() -> None:
     assert found == [(1, 3, 5), (2, 4, 6), (NO_LEADER, -1, -1)]
     assert not cache.set_states("t", {0: (old, 4)})
     assert cache.topic("t") is info
+    assert cache.set_states("t", {0: (PartitionState(1, 3, (1, 2), 1), 5)})  # no older than what is known
+
+
+def test_topic_that_is_moving_when_it_is_first_seen_is_shown_so() -> None:
+    cache = MetadataCache()
+    cache.set_assignment("t", TopicAssignment(uuid.uuid4(), {0: (1, 2)}, {0: (2,)}, {0: (1,)}))
+    partition = cache.partition("t", 0)
+    assert partition is not None
+    assert (partition.replicas, partition.adding, partition.removing) == ((1, 2), (2,), (1,))
 
 
 def test_state_of_an_unknown_partition_is_ignored() -> None:

@@ -4,6 +4,8 @@ which it asks no more."""
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -98,6 +100,37 @@ def test_what_kept_a_partition_from_being_due_may_end_without_a_word(
         await ended(lane)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("while_it", ["waits for the leader", "pauses after an error"])
+def test_a_lane_that_has_ended_holds_nothing_of_what_it_asked_for(while_it: str) -> None:
+    """In a cycle it would stay (`telemetry/garbage.py`), and the files of its log open."""
+
+    async def run() -> None:
+        local = partition()
+        known = weakref.ref(local.turn)
+        lane, owner = lane_with(Following(local), Clock(1.0))
+        asked: asyncio.Event = owner.connections.asked
+        if while_it == "waits for the leader":
+            owner.connections.get = lambda *_: waits_for_ever(asked)
+        async with asyncio.timeout(patience()):
+            await asked.wait()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        await ended(lane)
+        del lane, owner, local
+        await asyncio.sleep(0)
+        assert known() is None
+
+    async def waits_for_ever(asked: asyncio.Event) -> None:
+        asked.set()
+        await asyncio.get_running_loop().create_future()
+
+    gc.disable()
+    try:
+        asyncio.run(run())
+    finally:
+        gc.enable()
 
 
 def test_a_lane_that_is_woken_and_cancelled_at_once_ends() -> None:

@@ -283,14 +283,21 @@ def test_what_partitions_leave_to_the_garbage_collector_is_looked_at_as_they_com
         monkeypatch.setattr(
             hosting.garbage, "keep", lambda count: kept.append((count, len(manager.hosted.partitions)))
         )
-        states = dict.fromkeys(range(5), PartitionState(1, 0, (1,), 1))
-        for _ in range(2):
+        for count in (5, 6):
+            states = dict.fromkeys(range(count), PartitionState(1, 0, (1,), 1))
             await manager.hosted.apply_topic("t", TOPIC_ID, states, {})
-        assert sorted(number for _, number in manager.hosted.partitions) == [0, 1, 2, 3, 4]
+        # Was in sync, and its log is nowhere: not made, now or later.
+        gone = {0: PartitionState(1, 5, (1,), 1)}
+        monkeypatch.setattr(manager.hosted._logs, "create_all", refused)
+        await manager.hosted.apply_topic("u", uuid.UUID(int=9), gone, {})
+        assert sorted(number for _, number in manager.hosted.partitions) == [0, 1, 2, 3, 4, 5]
+
+    def refused(wanted: Any, *_: object, **__: object) -> dict[Any, KafkaStorageError]:
+        return {key: KafkaStorageError(f"{key} may lie in a folder that is offline") for key in wanted}
 
     run(tmp_path, scenario)
     each = hosting.OBJECTS_OF_PARTITION
-    assert kept == [(2 * each, 2), (2 * each, 4), (each, 5)]
+    assert kept == [(2 * each, 2), (2 * each, 4), (each, 5), (each, 6), (0, 6)]
 
 
 def test_topic_of_another_id_begins_empty(tmp_path: Path) -> None:

@@ -144,6 +144,18 @@ def test_log_that_is_deleted_during_a_flush_is_gone_after_it(
     assert not manager.offline
 
 
+@pytest.mark.parametrize("is_made_anew", [True, False])
+def test_log_that_was_deleted_and_fails_later_takes_nothing_offline(
+    manager: LogManager, is_made_anew: bool
+) -> None:
+    health = manager.create(KEY).health
+    manager.delete(KEY)
+    successor = manager.create(KEY) if is_made_anew else None
+    health.fail("t-0: lost", None)
+    assert manager.get(KEY) is successor
+    assert not manager.offline
+
+
 # -- a flush that could not try
 
 

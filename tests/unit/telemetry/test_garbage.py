@@ -9,7 +9,14 @@ from collections.abc import Iterator
 import pytest
 
 from millrace.broker.telemetry import garbage
-from millrace.broker.telemetry.garbage import keep, left_alone, look_at_time, looked_through, settle
+from millrace.broker.telemetry.garbage import (
+    keep,
+    left_alone,
+    look_at_all,
+    look_at_time,
+    looked_through,
+    settle,
+)
 
 
 def test_process_that_collects_garbage_already_stays_as_it_is() -> None:
@@ -23,6 +30,8 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As a process of our own, with nothing kept yet."""
     monkeypatch.setattr(garbage, "_is_settled", True)
     monkeypatch.setattr(garbage, "_not_kept", 0)
+    monkeypatch.setattr(garbage, "_has_kept", False)
+    monkeypatch.setattr(garbage, "_looked_at_all", 0.0)
     yield
     gc.unfreeze()
 
@@ -47,6 +56,52 @@ def test_what_stays_is_looked_at_once_and_then_no_more() -> None:
     comes_later = [[]]
     keep(garbage.KEPT_AT - 1)
     assert any(known is comes_later for known in gc.get_objects())
+
+
+def test_what_comes_after_the_start_is_kept_and_what_the_start_counted_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("_is_settled", "_not_kept", "_looked_at_all"):
+        monkeypatch.setattr(garbage, name, getattr(garbage, name))
+    gc.disable()
+    try:
+        keep(10 * garbage.KEPT_AT)  # of what the start has made
+        settle()
+        later = [[]]
+        keep(garbage.KEPT_AT - 1)
+        assert any(known is later for known in gc.get_objects())
+        keep(1)
+        assert not any(known is later for known in gc.get_objects())
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+@pytest.mark.usefixtures("settled")
+def test_what_was_kept_is_looked_through_once_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a cycle that nobody knew of would hold what it holds for ever."""
+    now = [1_000_000.0]
+    monkeypatch.setattr(garbage.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(garbage, "_looked_at_all", now[0])
+    linked = Linked()
+    known = weakref.ref(linked)
+    keep(garbage.KEPT_AT)
+    del linked
+    gc.collect()
+    assert known() is not None
+    now[0] += garbage.ALL_AGAIN_SECONDS - 1
+    look_at_all()
+    assert known() is not None
+    now[0] += 1
+    with left_alone():
+        look_at_all()
+        assert known() is not None
+    look_at_all()
+    assert known() is None
+    later = [[]]
+    now[0] += garbage.ALL_AGAIN_SECONDS
+    look_at_all()  # nothing has been kept since
+    assert any(known is later for known in gc.get_objects())
 
 
 @pytest.mark.usefixtures("settled")
