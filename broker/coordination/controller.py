@@ -21,6 +21,9 @@ broker is not in its controlled shutdown. Rules, for a partition of a topic that
     nobody                                   no leader; the in-sync set stays as it was, so that only its
                                              members may return
 
+A partition with a state that cannot be read is left alone: nobody knows whom it names, and it must not be
+written over.
+
 Whatever changes comes with leader epoch + 1: it ends the leader's own changes to the in-sync set, and fences
 fetches of a broker that was just taken out of it. The in-sync set is never empty.
 
@@ -37,32 +40,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from millrace.broker.coordination.partition_info import PartitionInfo
 from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.replication.partition import NO_LEADER, PartitionState
 
 PREFERRED, UNCLEAN = "preferred", "unclean"
 """The two kinds of election that an administrator may ask for (KIP-460)."""
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionPicture:
-    """One partition as last read; `version` is its state's znode version. `adding` and `removing` are those
-    of `replicas` that come and go while the partition moves."""
-
-    replicas: tuple[int, ...]
-    state: PartitionState | None
-    version: int = -1
-    adding: tuple[int, ...] = ()
-    removing: tuple[int, ...] = ()
-
-    @property
-    def is_moving(self) -> bool:
-        return bool(self.adding or self.removing)
-
-    @property
-    def target(self) -> tuple[int, ...]:
-        """The replicas that are to remain."""
-        return tuple(broker for broker in self.replicas if broker not in self.removing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +61,7 @@ class ClusterPicture:
     """All that the controller looks at. `topic_versions` are those of the znodes with the replicas."""
 
     live_brokers: frozenset[int]
-    topics: Mapping[str, Mapping[int, PartitionPicture]]
+    topics: Mapping[str, Mapping[int, PartitionInfo]]
     deleting: frozenset[str] = frozenset()
     leaving: frozenset[int] = frozenset()
     """Brokers in their controlled shutdown; alive all the same."""
@@ -92,7 +75,7 @@ class ClusterPicture:
     """Partitions whose preferred leader is due by `auto.leader.rebalance.enable`."""
     topic_versions: Mapping[str, int] = field(default_factory=dict)
 
-    def alive(self, topic: str, number: int, partition: PartitionPicture) -> frozenset[int]:
+    def alive(self, topic: str, number: int, partition: PartitionInfo) -> frozenset[int]:
         """Brokers that run and can serve this partition, assigned to it or in its in-sync set."""
         members = partition.state.isr if partition.state is not None else ()
         return frozenset(
@@ -141,11 +124,16 @@ class ClearRequest:
 
 Decision = WriteState | CompleteMoves | RemoveTopic | ClearRequest
 
+LOOKED_AT_ONCE = 1_000
+"""Partitions, in about a millisecond; then whoever asked for decisions may let others have their turn."""
+
 _NOTHING_ASKED = ElectionRequest(frozenset(), -1)
 
 
-def decide(picture: ClusterPicture, controller_epoch: int) -> Iterator[Decision]:
-    """Everything that has to be written for the cluster to be as it should."""
+def decide(picture: ClusterPicture, controller_epoch: int) -> Iterator[Decision | None]:
+    """Everything that has to be written for the cluster to be as it should, and None now and then between
+    (`LOOKED_AT_ONCE`)."""
+    looked_at = 0
     for topic in sorted(picture.deleting):
         yield RemoveTopic(topic)
     preferred = picture.requests.get(PREFERRED, _NOTHING_ASKED).partitions | picture.rebalancing
@@ -156,6 +144,11 @@ def decide(picture: ClusterPicture, controller_epoch: int) -> Iterator[Decision]
             continue
         arrived: dict[int, WriteState] = {}
         for number, partition in partitions.items():
+            looked_at += 1
+            if looked_at % LOOKED_AT_ONCE == 0:
+                yield None
+            if partition.is_unreadable:
+                continue
             if not picture.offline and (topic, number) not in preferred and _is_settled(partition, steady):
                 continue
             alive = picture.alive(topic, number, partition)
@@ -168,11 +161,11 @@ def decide(picture: ClusterPicture, controller_epoch: int) -> Iterator[Decision]
                 preferred=(topic, number) in preferred,
             )
             if state is not None:
-                yield WriteState(topic, number, state, partition.version)
+                yield WriteState(topic, number, state, partition.state_version)
                 continue
             state = arrive(partition, alive - picture.leaving, controller_epoch)
             if state is not None:
-                arrived[number] = WriteState(topic, number, state, partition.version)
+                arrived[number] = WriteState(topic, number, state, partition.state_version)
         if arrived:
             yield CompleteMoves(
                 topic,
@@ -184,7 +177,7 @@ def decide(picture: ClusterPicture, controller_epoch: int) -> Iterator[Decision]
         yield ClearRequest(kind, request.version)
 
 
-def _is_settled(partition: PartitionPicture, steady: frozenset[int]) -> bool:
+def _is_settled(partition: PartitionInfo, steady: frozenset[int]) -> bool:
     """Whether nothing is to be done, seen at a glance: it is so for nearly all partitions at any time, and
     the controller looks at all of them after every change. `steady` brokers live and do not leave."""
     state = partition.state
@@ -194,7 +187,7 @@ def _is_settled(partition: PartitionPicture, steady: frozenset[int]) -> bool:
 
 
 def elect(
-    partition: PartitionPicture,
+    partition: PartitionInfo,
     alive: frozenset[int],
     controller_epoch: int,
     *,
@@ -228,9 +221,7 @@ def elect(
     return PartitionState(leader, state.leader_epoch + 1, isr, controller_epoch)
 
 
-def arrive(
-    partition: PartitionPicture, staying: frozenset[int], controller_epoch: int
-) -> PartitionState | None:
+def arrive(partition: PartitionInfo, staying: frozenset[int], controller_epoch: int) -> PartitionState | None:
     """The state with which a move ends; None while it goes on, or where nothing moves.
 
     A member of the target must be there to lead; that the others are in sync is enough.
@@ -255,7 +246,9 @@ def imbalanced(picture: ClusterPicture, most_percent: int) -> frozenset[TopicPar
         if topic in picture.deleting:
             continue
         for number, partition in partitions.items():
-            if not partition.replicas or partition.state is None or partition.is_moving:
+            if partition.is_unreadable or partition.is_moving:
+                continue
+            if not partition.replicas or partition.state is None:
                 continue
             first = partition.replicas[0]
             preferred[first] += 1

@@ -412,8 +412,8 @@ class ControllerClient:
             return (
                 info is not None
                 and len(info.partitions) >= count
-                and all(partition.leader != NO_LEADER for partition in info.partitions.values())
                 and self._is_applied(name)
+                and all(partition.leader != NO_LEADER for partition in info.partitions.values())
             )
 
         if not await self._cache.changed(led, timeout_ms):

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable
 from millrace.broker.coordination import paths
 from millrace.broker.coordination.cluster_watcher import ELECTION_PATHS
 from millrace.broker.coordination.controller import PREFERRED
-from millrace.broker.coordination.metadata_cache import MetadataCache, PartitionInfo
+from millrace.broker.coordination.metadata_cache import MetadataCache
+from millrace.broker.coordination.partition_info import PartitionInfo
 from millrace.broker.coordination.session import (
     NodeExists,
     NodeMissing,

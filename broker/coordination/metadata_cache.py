@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from millrace.broker.coordination.partition_info import PartitionInfo
 from millrace.broker.coordination.paths import DEFAULT_BROKER, BrokerRegistration, TopicAssignment
 from millrace.broker.protocol.system_topics import INTERNAL_TOPICS
 from millrace.broker.protocol.topic_partition import TopicPartition
@@ -30,33 +31,6 @@ class Election:
 
     partitions: frozenset[TopicPartition]
     version: int
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionInfo:
-    """One partition. `state` is None until the controller has chosen a leader for the first time."""
-
-    replicas: tuple[int, ...]
-    state: PartitionState | None = None
-    state_version: int = -1
-    """The znode's version, which the controller's next write must match."""
-    adding: tuple[int, ...] = ()
-    removing: tuple[int, ...] = ()
-    """Replicas that come and go while the partition moves to other brokers (KIP-455)."""
-    is_unreadable: bool = False
-    """What stands in the znode now is no state; `state` is what stood there before, if that is known."""
-
-    @property
-    def is_moving(self) -> bool:
-        return bool(self.adding or self.removing)
-
-    @property
-    def leader(self) -> int:
-        return NO_LEADER if self.state is None else self.state.leader
-
-    @property
-    def leader_epoch(self) -> int:
-        return -1 if self.state is None else self.state.leader_epoch
 
 
 @dataclass(frozen=True, slots=True)

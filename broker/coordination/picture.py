@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from millrace.broker.coordination.controller import ClusterPicture, ElectionRequest, PartitionPicture
-from millrace.broker.coordination.metadata_cache import MetadataCache, PartitionInfo, TopicInfo
+from millrace.broker.coordination.controller import ClusterPicture, ElectionRequest
+from millrace.broker.coordination.metadata_cache import MetadataCache, TopicInfo
 from millrace.broker.storage.log_config import UNREADABLE
 
 UNCLEAN_SETTING = "unclean.leader.election.enable"
 
 
 def picture_of(cache: MetadataCache, *, unclean_by_default: bool = False) -> ClusterPicture:
-    """Everything that the controller looks at, as this broker knows it now. A partition with a state that
-    cannot be read is not shown: nobody knows whom it names, and it must not be written over."""
+    """Everything that the controller looks at, as this broker knows it now. Nothing of a topic is copied: the
+    cache puts another in its place when something changes."""
     return ClusterPicture(
         live_brokers=frozenset(cache.brokers),
-        topics={
-            name: {
-                number: partition_picture(partition)
-                for number, partition in info.partitions.items()
-                if not partition.is_unreadable
-            }
-            for name, info in cache.topics.items()
-        },
+        topics={name: info.partitions for name, info in cache.topics.items()},
         deleting=cache.deleting,
         leaving=frozenset(broker for broker, known in cache.brokers.items() if known.leaving),
         offline={broker: partitions for broker, partitions in cache.offline.items() if partitions},
@@ -33,12 +26,6 @@ def picture_of(cache: MetadataCache, *, unclean_by_default: bool = False) -> Clu
             for kind, election in cache.elections.items()
         },
         topic_versions={name: info.version for name, info in cache.topics.items()},
-    )
-
-
-def partition_picture(partition: PartitionInfo) -> PartitionPicture:
-    return PartitionPicture(
-        partition.replicas, partition.state, partition.state_version, partition.adding, partition.removing
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from millrace.broker.coordination.controller import PartitionPicture
+from millrace.broker.coordination.partition_info import PartitionInfo
 from millrace.broker.errors import InvalidReplicaAssignment, NoReassignmentInProgress
 from millrace.broker.replication.partition import NO_LEADER, PartitionState
 
@@ -28,7 +28,7 @@ class PlannedMove:
 
 
 def begin_move(
-    partition: PartitionPicture, target: tuple[int, ...], alive: frozenset[int], *, unclean: bool = False
+    partition: PartitionInfo, target: tuple[int, ...], alive: frozenset[int], *, unclean: bool = False
 ) -> PlannedMove:
     """Towards `target`, from where the partition is or, if it is moving already, from where it came from.
 
@@ -41,7 +41,7 @@ def begin_move(
     return PlannedMove(replicas, adding, removing, _state_for(partition, replicas, alive, unclean))
 
 
-def cancel_move(partition: PartitionPicture, alive: frozenset[int], *, unclean: bool = False) -> PlannedMove:
+def cancel_move(partition: PartitionInfo, alive: frozenset[int], *, unclean: bool = False) -> PlannedMove:
     """Back to where the partition came from.
 
     Raises NoReassignmentInProgress, and InvalidReplicaAssignment when no original replica is in sync.
@@ -52,13 +52,13 @@ def cancel_move(partition: PartitionPicture, alive: frozenset[int], *, unclean: 
     return PlannedMove(origin, state=_state_for(partition, origin, alive, unclean))
 
 
-def original_replicas(partition: PartitionPicture) -> tuple[int, ...]:
+def original_replicas(partition: PartitionInfo) -> tuple[int, ...]:
     """The replicas before the move that is under way."""
     return tuple(broker for broker in partition.replicas if broker not in partition.adding)
 
 
 def _state_for(
-    partition: PartitionPicture, replicas: tuple[int, ...], alive: frozenset[int], unclean: bool
+    partition: PartitionInfo, replicas: tuple[int, ...], alive: frozenset[int], unclean: bool
 ) -> PartitionState | None:
     """The state with only `replicas` in sync; None where that is so already.
 

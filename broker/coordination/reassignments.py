@@ -16,9 +16,9 @@ from dataclasses import replace
 import structlog
 
 from millrace.broker.coordination import paths
-from millrace.broker.coordination.controller import PartitionPicture
 from millrace.broker.coordination.controller_client import LARGEST_ZNODE, check_replicas
-from millrace.broker.coordination.metadata_cache import MetadataCache, PartitionInfo
+from millrace.broker.coordination.metadata_cache import MetadataCache
+from millrace.broker.coordination.partition_info import PartitionInfo
 from millrace.broker.coordination.paths import TopicAssignment
 from millrace.broker.coordination.picture import allows_unclean
 from millrace.broker.coordination.reassignment import PlannedMove, begin_move, cancel_move
@@ -124,12 +124,12 @@ class Reassignments:
                 results[number] = error
                 continue
             planned[number] = move
-            if partition.version >= 0:
+            if partition.state_version >= 0:
                 path = paths.state_path(topic, number)
                 operations[number] = (
-                    Check(path, partition.version)
+                    Check(path, partition.state_version)
                     if move.state is None
-                    else SetData(path, paths.encode_state(move.state), partition.version)
+                    else SetData(path, paths.encode_state(move.state), partition.state_version)
                 )
         whole = SetData(paths.topic_path(topic), paths.encode_topic(_with_moves(assignment, planned)))
         if planned and len(whole.data) > LARGEST_ZNODE:
@@ -167,7 +167,7 @@ class Reassignments:
             )
         return results, node.version + 1
 
-    async def _read(self, topic: str, number: int, assignment: TopicAssignment) -> PartitionPicture | None:
+    async def _read(self, topic: str, number: int, assignment: TopicAssignment) -> PartitionInfo | None:
         """A partition as it stands now, not as the picture shows it: the plan must fit what is written.
         None where the topic has no such partition."""
         replicas = assignment.partitions.get(number)
@@ -177,10 +177,10 @@ class Reassignments:
         try:
             node = await self._session.get(paths.state_path(topic, number))
         except NodeMissing:
-            return PartitionPicture(replicas, None, -1, adding, removing)
-        return PartitionPicture(replicas, paths.decode_state(node.data), node.version, adding, removing)
+            return PartitionInfo(replicas, None, -1, adding, removing)
+        return PartitionInfo(replicas, paths.decode_state(node.data), node.version, adding, removing)
 
-    def _plan(self, topic: str, number: int, partition: PartitionPicture, target: Target) -> PlannedMove:
+    def _plan(self, topic: str, number: int, partition: PartitionInfo, target: Target) -> PlannedMove:
         info = self._cache.topic(topic)
         unclean = info is not None and allows_unclean(info, self._unclean_by_default())
         alive = frozenset(

@@ -40,6 +40,7 @@ from millrace.broker.replication.catching_up import LARGE_APPEND_SIZE, CatchingU
 from millrace.broker.replication.follower import Answer
 from millrace.broker.replication.lanes import NEVER, Lane, is_sweep_due, lane_of
 from millrace.broker.replication.local_partition import Flusher, LocalPartition
+from millrace.broker.replication.off_loop import Turns
 from millrace.broker.replication.partition import Role
 from millrace.broker.replication.throttle import ReplicationThrottle
 from millrace.broker.telemetry.metrics import BrokerMetrics
@@ -395,7 +396,7 @@ class LaneFetcher:
         response = await self._exchange(connection, [question for _, question in asked.values()])
         self.leader.resumed()
         now = self._loop.time()
-        taken_size = 0
+        taken_size, turns = 0, Turns()
         for given in response.partitions:
             known = asked.get((given.topic, given.partition))
             if known is None:
@@ -414,7 +415,9 @@ class LaneFetcher:
                 self.partitions[following.local.key] = self.partitions.pop(following.local.key)
             await self._take(connection, following, question, given)
             taken_size += size
-            if taken_size >= LARGE_APPEND_SIZE:
+            if await turns.maybe():
+                taken_size = 0
+            elif taken_size >= LARGE_APPEND_SIZE:
                 taken_size = 0
                 await asyncio.sleep(0)
         self._change_over()

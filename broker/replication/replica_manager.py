@@ -53,6 +53,7 @@ from millrace.broker.replication.local_partition import (
     MustReadCold,
     PartitionRead,
 )
+from millrace.broker.replication.off_loop import slices
 from millrace.broker.replication.partition import (
     ANY_EPOCH,
     FOR_EVER_MS,
@@ -524,12 +525,14 @@ class ReplicaManager:
     async def flush_due(self) -> None:
         """Flush every log whose `flush.ms` has passed."""
         now_ms = self._clock_ms()
-        due = [
-            self._leading.flusher.soon(local)
-            for local in self._partitions.values()
-            if (self._only_flushed and local.log.recovery_point < local.log.end_offset)
-            or local.log.needs_flush(now_ms)
-        ]
+        due = []
+        async for part in slices(list(self._partitions.values())):
+            due += [
+                self._leading.flusher.soon(local)
+                for local in part
+                if (self._only_flushed and local.log.recovery_point < local.log.end_offset)
+                or local.log.needs_flush(now_ms)
+            ]
         await asyncio.gather(*due, return_exceptions=True)  # each has logged its own failure
 
     async def leave(self) -> None:

@@ -9,17 +9,19 @@ without room, is tried again. Called by `server/broker.py`.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 import structlog
 
 from millrace.broker.coordination.cluster_watcher import ClusterChanges
 from millrace.broker.coordination.dynamic_configs import replication_throttle
-from millrace.broker.coordination.metadata_cache import MetadataCache
+from millrace.broker.coordination.metadata_cache import MetadataCache, TopicInfo
 from millrace.broker.coordination.offline_replicas import OfflineReporter
 from millrace.broker.coordination.paths import topic_path
 from millrace.broker.coordination.session import Session
 from millrace.broker.errors import KafkaStorageError
+from millrace.broker.replication.partition import PartitionState
 from millrace.broker.replication.replica_manager import ReplicaManager
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
@@ -55,7 +57,8 @@ class LocalReplicas:
         self._reporter = OfflineReporter(session, broker_id)
         self._to_apply: dict[str, None] = {}
         self._being_applied: str | None = None
-        self._to_make: dict[str, list[int]] = {}
+        self._to_make: dict[str, Sequence[int]] = {}
+        """Topics with nothing to do but to make these logs."""
         self._wake = asyncio.Event()
         self._unmade: set[str] = set()
         """Topics some of whose logs could not be made, and are not given up as offline."""
@@ -110,56 +113,79 @@ class LocalReplicas:
 
     async def apply(self) -> None:
         """Apply what has changed up to now."""
-        while self._to_apply:
-            topic = next(iter(self._to_apply))
-            del self._to_apply[topic]
-            self._being_applied = topic
-            whole = await self._apply_topic(topic)
+        while self._to_apply or self._to_make:
+            if self._to_apply:
+                topic = self._being_applied = next(iter(self._to_apply))
+                del self._to_apply[topic]
+                await self._apply_topic(topic)
+            else:
+                topic = self._being_applied = next(iter(self._to_make))
+                await self._make_logs(topic, self._to_make.pop(topic))
             self._being_applied = None
-            if not whole:
-                self._to_apply[topic] = None
             self._cache.announce()
             await asyncio.sleep(0)  # after a reconnect this is every topic; clients wait meanwhile
 
     def is_applied(self, topic: str) -> bool:
         """Whether the local replicas of a topic are as the picture of the cluster shows them."""
-        return topic not in self._to_apply and topic != self._being_applied
+        return topic != self._being_applied and topic not in self._to_apply and topic not in self._to_make
 
-    async def _apply_topic(self, topic: str) -> bool:
-        """False when some logs have still to be made: that takes the disk's time, and other topics' leaders
-        do not wait for it."""
+    async def _apply_topic(self, topic: str) -> None:
+        """All of it, and the first of the logs that have to be made: that takes the disk's time, and other
+        topics' leaders do not wait for it."""
         self._unmade.discard(topic)
+        self._to_make.pop(topic, None)
         info = self._cache.topic(topic)
         if info is None:
             await self._replicas.hosted.remove_topic(topic)
-            return True
-        states = {
-            number: part.state
-            for number, part in info.partitions.items()
-            if part.state is not None and self._broker_id in part.replicas
-        }
+            return
+        states = self._states_here(info, info.partitions)
         present = set(self._replicas.hosted.partitions_of(topic))
-        # Logs that the start has opened only change hands; the others have to be made.
+        # Logs that the start has opened only change hands.
         missing = [
             number for number in states if number not in present and self._logs.get((topic, number)) is None
         ]
-        # Each is tried once a round: what cannot be opened holds up nothing.
-        waiting = [number for number in self._to_make.pop(topic, missing) if number in missing]
-        later = waiting[LOGS_MADE_AT_ONCE:]
+        later = missing[LOGS_MADE_AT_ONCE:]
         for number in later:
             del states[number]
-        assigned = {number: part.replicas for number, part in info.partitions.items()}
-        await self._replicas.hosted.apply_topic(topic, info.topic_id, states, info.config, assigned)
-        hosted = self._replicas.hosted.partitions_of(topic)
-        if any((topic, number) not in self._logs.offline for number in states.keys() - set(hosted)):
-            self._unmade.add(topic)
-        for number in hosted:
-            if self._broker_id not in assigned.get(number, ()):
+        if later:
+            keys = [(topic, number) for number in missing]
+            await self._replicas.on_disk(self._logs.announce, keys, info.topic_id)
+        await self._apply_states(info, states)
+        for number in self._replicas.hosted.partitions_of(topic):
+            part = info.partitions.get(number)
+            if part is None or self._broker_id not in part.replicas:
                 log.info("a replica that is kept elsewhere now is removed", topic=topic, partition=number)
                 await self._replicas.hosted.drop_partition(topic, number)
-        if later:
-            self._to_make[topic] = later
-        return not later
+        self._make_later(topic, later)
+
+    async def _make_logs(self, topic: str, numbers: Sequence[int]) -> None:
+        """Some more of the logs of a topic. Each is tried once: what cannot be opened holds up nothing."""
+        info = self._cache.topic(topic)
+        if info is not None:  # else it is to be removed
+            await self._apply_states(info, self._states_here(info, numbers[:LOGS_MADE_AT_ONCE]))
+        self._make_later(topic, numbers[LOGS_MADE_AT_ONCE:])
+
+    def _make_later(self, topic: str, numbers: Sequence[int]) -> None:
+        # What has changed meanwhile is looked at whole, with what is missing by then.
+        if numbers and topic not in self._to_apply:
+            self._to_make[topic] = numbers
+
+    def _states_here(self, info: TopicInfo, numbers: Iterable[int]) -> dict[int, PartitionState]:
+        """Those that have been decided for replicas of this broker."""
+        found = {}
+        for number in numbers:
+            part = info.partitions.get(number)
+            if part is not None and part.state is not None and self._broker_id in part.replicas:
+                found[number] = part.state
+        return found
+
+    async def _apply_states(self, info: TopicInfo, states: Mapping[int, PartitionState]) -> None:
+        topic, hosted = info.name, self._replicas.hosted
+        assigned = {number: info.partitions[number].replicas for number in states}
+        await hosted.apply_topic(topic, info.topic_id, states, info.config, assigned)
+        missing = ((topic, number) for number in states if (topic, number) not in hosted.partitions)
+        if any(key not in self._logs.offline for key in missing):
+            self._unmade.add(topic)
 
     async def set_strays_aside(self) -> None:
         """Take logs out of service that nobody wants here: their topics were deleted or moved to others while

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from millrace.broker.coordination.metadata_cache import MetadataCache, PartitionInfo
+from millrace.broker.coordination.metadata_cache import MetadataCache
+from millrace.broker.coordination.partition_info import PartitionInfo
 from millrace.broker.errors import LeaderNotAvailable, ReplicaNotAvailable
 from millrace.broker.server.answers import NO_ERROR
 

@@ -193,11 +193,16 @@ class DataFolder:
         """Says for good which topic the directories of these partitions are going to belong to. To be called
         before they are made. Raises OSError."""
         with self._lock:
-            others = {tp: known for tp, known in self.new_partitions.items() if tp not in partitions}
-            new = others if topic_id is None else {**others, **dict.fromkeys(partitions, topic_id)}
-            if new != self.new_partitions:
-                write_new_partitions(self.path / NEW_PARTITIONS, new)
-                self.new_partitions = new
+            if all(self.new_partitions.get(tp) == topic_id for tp in partitions):
+                return
+            new = dict(self.new_partitions)
+            for tp in partitions:
+                if topic_id is None:
+                    new.pop(tp, None)
+                else:
+                    new[tp] = topic_id
+            write_new_partitions(self.path / NEW_PARTITIONS, new)
+            self.new_partitions = new
 
     def settle(self, logs: Mapping[TopicPartition, Log], offline: Collection[TopicPartition]) -> None:
         """Forgets announced partitions that have become durable, or are gone. Nobody announces meanwhile.

@@ -391,12 +391,8 @@ class LogManager:
                     else:
                         found[tp] = log
             for folder, partitions in self._places(missing).items():
-                try:
-                    self._forget_checkpoints(partitions)
-                    folder.announce(partitions, topic_id)
-                except OSError as error:
-                    reason = f"{folder.path}: new partitions were not made durable: {error}"
-                    self._disk_failed(folder, reason, error)
+                reason = self._announce(folder, partitions, topic_id)
+                if reason:
                     found.update(dict.fromkeys(partitions, KafkaStorageError(reason)))
                     continue
                 for tp in partitions:
@@ -408,6 +404,29 @@ class LogManager:
                 if tp not in found:
                     found[tp] = KafkaStorageError("every data folder is offline")
             return found
+
+    def announce(self, partitions: Sequence[TopicPartition], topic_id: UUID | None) -> None:
+        """Of very many that `create_all` will be asked for, a few at a time: the disk is told of all of them
+        here, once. By each few it would be told again of all that were made before. What goes wrong is told
+        by `create_all`. Raises nothing."""
+        with self._lock:
+            # What has a directory keeps the announcement that it was made under.
+            new = [tp for tp in partitions if tp not in self._logs and tp not in self.offline]
+            for folder in self._healthy():
+                self._announce(folder, new, topic_id)
+
+    def _announce(
+        self, folder: DataFolder, partitions: Sequence[TopicPartition], topic_id: UUID | None
+    ) -> str:
+        """What kept them from being announced in a folder."""
+        try:
+            self._forget_checkpoints(partitions)
+            folder.announce(partitions, topic_id)
+        except OSError as error:
+            reason = f"{folder.path}: new partitions were not made durable: {error}"
+            self._disk_failed(folder, reason, error)
+            return reason
+        return ""
 
     def _present(self, tp: TopicPartition, topic_id: UUID | None, is_new: bool) -> Log | None:
         """The partition's log; None when it is to be made. Raises KafkaStorageError."""
@@ -431,11 +450,10 @@ class LogManager:
 
     def _places(self, partitions: Sequence[TopicPartition]) -> dict[DataFolder, list[TopicPartition]]:
         """Where new partitions go: each to the usable folder that has the fewest by then."""
-        counts = (
-            {folder: sum(1 for _ in self._logs_in(folder)) for folder in self._healthy()}
-            if partitions
-            else {}
-        )
+        healthy = self._healthy()
+        if len(healthy) == 1 and partitions:
+            return {healthy[0]: list(partitions)}
+        counts = {folder: sum(1 for _ in self._logs_in(folder)) for folder in healthy} if partitions else {}
         places: dict[DataFolder, list[TopicPartition]] = {}
         for tp in partitions if counts else ():
             folder = min(counts, key=lambda folder: (counts[folder], folder.path))

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.broker.coordination.controller import (
     ClusterPicture,
-    PartitionPicture,
     WriteState,
     decide,
 )
+from millrace.broker.coordination.partition_info import PartitionInfo
 from tests.simulation.cluster.zookeeper import Check, Make, Refused, Set, VirtualZooKeeper
 
 if TYPE_CHECKING:
@@ -66,10 +66,10 @@ class ControllerOffice:
             if isinstance(decision, WriteState):
                 self._write_state(decision, epoch_version)
 
-    def _picture_of(self, number: int) -> PartitionPicture:
+    def _picture_of(self, number: int) -> PartitionInfo:
         replicas = self._broker.rules.replicas[number]
         known = self._broker.states.get(number)
-        return PartitionPicture(replicas, None) if known is None else PartitionPicture(replicas, *known)
+        return PartitionInfo(replicas, None) if known is None else PartitionInfo(replicas, *known)
 
     def _stand_for_election(self, zookeeper: VirtualZooKeeper) -> tuple[int, int]:
         node = zookeeper.read(CONTROLLER_EPOCH)

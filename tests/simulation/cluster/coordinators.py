@@ -17,7 +17,8 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millrace.broker.config import BrokerSettings
-from millrace.broker.coordination.metadata_cache import MetadataCache, PartitionInfo, TopicInfo
+from millrace.broker.coordination.metadata_cache import MetadataCache, TopicInfo
+from millrace.broker.coordination.partition_info import PartitionInfo
 from millrace.broker.coordination.session import SessionError
 from millrace.broker.errors import (
     NetworkException,

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.broker.coordination.controller import (
+    LOOKED_AT_ONCE,
     PREFERRED,
     UNCLEAN,
     ClearRequest,
@@ -19,7 +20,6 @@ from millrace.broker.coordination.controller import (
     CompleteMoves,
     Decision,
     ElectionRequest,
-    PartitionPicture,
     RemoveTopic,
     WriteState,
     arrive,
@@ -27,6 +27,7 @@ from millrace.broker.coordination.controller import (
     elect,
     imbalanced,
 )
+from millrace.broker.coordination.partition_info import PartitionInfo
 from millrace.broker.replication.partition import NO_LEADER, PartitionState
 from tests import seeds
 
@@ -78,7 +79,7 @@ def test_election_follows_the_table(
     live: set[int],
     expected: tuple[int, int, tuple[int, ...]] | None,
 ) -> None:
-    elected = elect(PartitionPicture(replicas, known), frozenset(live), EPOCH)
+    elected = elect(PartitionInfo(replicas, known), frozenset(live), EPOCH)
     if expected is None:
         assert elected is None
     else:
@@ -110,12 +111,12 @@ def test_leaving_broker_hands_over_where_another_can_take_over(
     leaving: set[int],
     expected: tuple[int, int, tuple[int, ...]] | None,
 ) -> None:
-    elected = elect(PartitionPicture((1, 2, 3), known), frozenset(live), EPOCH, leaving=frozenset(leaving))
+    elected = elect(PartitionInfo((1, 2, 3), known), frozenset(live), EPOCH, leaving=frozenset(leaving))
     assert elected == (None if expected is None else PartitionState(*expected, controller_epoch=EPOCH))
 
 
 def test_unclean_election_only_where_allowed_and_only_when_no_member_lives() -> None:
-    partition = PartitionPicture((1, 2, 3), state(1, 3, 1))
+    partition = PartitionInfo((1, 2, 3), state(1, 3, 1))
     assert elect(partition, frozenset({2, 3}), EPOCH, unclean=True) == PartitionState(2, 4, (2,), EPOCH)
     assert elect(partition, frozenset({1, 2, 3}), EPOCH, unclean=True) is None
     topics = {"safe": {0: partition}, "available": {0: partition}, "asked": {0: partition}}
@@ -132,7 +133,7 @@ def test_unclean_election_only_where_allowed_and_only_when_no_member_lives() -> 
 
 
 def test_replica_on_a_failed_disk_counts_as_dead_for_its_partition_alone() -> None:
-    partition = PartitionPicture((1, 2), state(1, 3, 1, 2), 8)
+    partition = PartitionInfo((1, 2), state(1, 3, 1, 2), 8)
     picture = ClusterPicture(
         frozenset({1, 2}), {"t": {0: partition, 1: partition}}, offline={1: frozenset({("t", 1)})}
     )
@@ -152,14 +153,14 @@ def test_replica_on_a_failed_disk_counts_as_dead_for_its_partition_alone() -> No
 def test_preferred_leader_takes_over_when_in_sync(
     known: PartitionState, live: set[int], expected: tuple[int, int, tuple[int, ...]] | None
 ) -> None:
-    elected = elect(PartitionPicture((1, 2), known), frozenset(live), EPOCH, preferred=True)
+    elected = elect(PartitionInfo((1, 2), known), frozenset(live), EPOCH, preferred=True)
     assert elected == (None if expected is None else PartitionState(*expected, controller_epoch=EPOCH))
 
 
 def test_auto_rebalance_waits_for_the_imbalance_of_a_broker() -> None:
     def picture(led_by_others: int, **options: Any) -> ClusterPicture:
         partitions = {
-            number: PartitionPicture((1, 2), state(2 if number < led_by_others else 1, 0, 1, 2))
+            number: PartitionInfo((1, 2), state(2 if number < led_by_others else 1, 0, 1, 2))
             for number in range(10)
         }
         return ClusterPicture(frozenset({1, 2}), {"t": partitions}, **options)
@@ -173,7 +174,7 @@ def test_auto_rebalance_waits_for_the_imbalance_of_a_broker() -> None:
 
 def test_move_ends_when_the_whole_target_is_in_sync() -> None:
     def picture(*isr: int, live: tuple[int, ...] = (1, 2, 3)) -> ClusterPicture:
-        moving = PartitionPicture((3, 2, 1), state(1, 5, *isr), 4, adding=(3,), removing=(1,))
+        moving = PartitionInfo((3, 2, 1), state(1, 5, *isr), 4, adding=(3,), removing=(1,))
         return ClusterPicture(frozenset(live), {"t": {7: moving}}, topic_versions={"t": 9})
 
     assert list(decide(picture(1, 2), EPOCH)) == []
@@ -188,14 +189,14 @@ def test_move_ends_when_the_whole_target_is_in_sync() -> None:
 
 
 def test_move_keeps_the_leader_where_it_stays() -> None:
-    moving = PartitionPicture((3, 1, 2), state(1, 5, 1, 2, 3), adding=(3,), removing=(2,))
+    moving = PartitionInfo((3, 1, 2), state(1, 5, 1, 2, 3), adding=(3,), removing=(2,))
     assert arrive(moving, frozenset({1, 2, 3}), EPOCH) == PartitionState(1, 6, (1, 3), EPOCH)
 
 
 def test_topic_marked_for_deletion_is_removed_and_not_elected_for() -> None:
     picture = ClusterPicture(
         frozenset({1}),
-        {"going": {0: PartitionPicture((1,), None)}, "staying": {0: PartitionPicture((1,), None, -1)}},
+        {"going": {0: PartitionInfo((1,), None)}, "staying": {0: PartitionInfo((1,), None, -1)}},
         frozenset({"going", "gone already"}),
     )
     assert list(decide(picture, EPOCH)) == [
@@ -203,6 +204,26 @@ def test_topic_marked_for_deletion_is_removed_and_not_elected_for() -> None:
         RemoveTopic("gone already"),
         WriteState("staying", 0, PartitionState(1, 0, (1,), EPOCH), -1),
     ]
+
+
+def test_a_state_that_cannot_be_read_is_neither_written_over_nor_counted() -> None:
+    left = PartitionInfo((1, 2), state(2, 3, 2), 4, is_unreadable=True)
+    picture = ClusterPicture(
+        frozenset({1}),
+        {"t": {0: left}},
+        unclean_topics=frozenset({"t"}),
+        requests={PREFERRED: ElectionRequest(frozenset({("t", 0)}), 1)},
+    )
+    assert list(decide(picture, EPOCH)) == [ClearRequest(PREFERRED, 1)]
+    led_by_another = replace(left, state=state(2, 3, 1, 2))
+    assert imbalanced(ClusterPicture(frozenset({1, 2}), {"t": {0: led_by_another}}), 10) == frozenset()
+
+
+def test_others_have_their_turn_while_a_large_cluster_is_looked_at() -> None:
+    settled = PartitionInfo((1,), state(1, 0, 1))
+    count = 3 * LOOKED_AT_ONCE
+    picture = ClusterPicture(frozenset({1}), {"t": {**dict.fromkeys(range(count), settled)}})
+    assert list(decide(picture, EPOCH)) == [None] * 3
 
 
 def apply(picture: ClusterPicture, decisions: Iterable[Decision]) -> ClusterPicture:
@@ -215,14 +236,14 @@ def apply(picture: ClusterPicture, decisions: Iterable[Decision]) -> ClusterPict
                 topics.pop(topic, None)
             case WriteState(topic, number, new, version):
                 old = topics[topic][number]
-                assert version == old.version
-                topics[topic][number] = replace(old, state=new, version=version + 1)
+                assert version == old.state_version
+                topics[topic][number] = replace(old, state=new, state_version=version + 1)
             case CompleteMoves(topic, replicas, states, version):
                 assert version == versions.get(topic, -1)
                 for write in states:
                     old = topics[topic][write.partition]
-                    assert write.version == old.version
-                    topics[topic][write.partition] = PartitionPicture(
+                    assert write.version == old.state_version
+                    topics[topic][write.partition] = PartitionInfo(
                         replicas[write.partition], write.state, write.version + 1
                     )
             case ClearRequest(kind):
@@ -235,7 +256,7 @@ BROKER_SETS = st.frozensets(BROKERS)
 
 
 @st.composite
-def partitions(draw: st.DrawFn) -> PartitionPicture:
+def partitions(draw: st.DrawFn) -> PartitionInfo:
     replicas = tuple(draw(st.lists(BROKERS, min_size=1, max_size=5, unique=True)))
     moving = draw(st.booleans())
     adding = tuple(broker for broker in replicas if moving and draw(st.booleans()))[: len(replicas) - 1]
@@ -243,11 +264,11 @@ def partitions(draw: st.DrawFn) -> PartitionPicture:
         broker for broker in replicas if moving and broker not in adding and draw(st.booleans())
     )[: len(replicas) - 1]
     if not draw(st.booleans()):
-        return PartitionPicture(replicas, None, -1, adding, removing)
+        return PartitionInfo(replicas, None, -1, adding, removing)
     isr = tuple(draw(st.lists(BROKERS, min_size=1, max_size=5, unique=True)))
     leader = draw(st.sampled_from((NO_LEADER, *isr)))
     known = PartitionState(leader, draw(st.integers(0, 9)), isr, 1)
-    return PartitionPicture(replicas, known, draw(st.integers(0, 9)), adding, removing)
+    return PartitionInfo(replicas, known, draw(st.integers(0, 9)), adding, removing)
 
 
 @st.composite
@@ -370,7 +391,7 @@ def test_random_histories_keep_the_invariants() -> None:
     for _ in range(200):
         brokers = range(1, rng.randint(2, 6))
         partitions = {
-            number: PartitionPicture(tuple(rng.sample(brokers, rng.randint(1, len(brokers)))), None)
+            number: PartitionInfo(tuple(rng.sample(brokers, rng.randint(1, len(brokers)))), None)
             for number in range(4)
         }
         live: set[int] = set()
@@ -388,7 +409,7 @@ def test_random_histories_keep_the_invariants() -> None:
                 assert new.leader == NO_LEADER or new.leader in live
                 assert new.leader == NO_LEADER or new.leader in new.isr
                 assert new.isr, "the last in-sync replica must be remembered"
-                partitions[decision.partition] = PartitionPicture(old.replicas, new)
+                partitions[decision.partition] = PartitionInfo(old.replicas, new)
             for part in partitions.values():
                 if part.state is not None and set(part.state.isr) & live:
                     assert part.state.leader in live

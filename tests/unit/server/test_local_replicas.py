@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -23,22 +24,36 @@ class Parts:
         self.cache = MetadataCache()
         self.done: list[tuple[str, str]] = []
         self.made: dict[str, set[int]] = {}
+        self.hosted: set[tuple[str, int]] = set()
+        self.announced: list[tuple[str, int]] = []
         self.unopenable: set[int] = set()
         hosted = SimpleNamespace(
             apply_topic=self._apply,
             remove_topic=self._remove,
             partitions_of=lambda topic: sorted(self.made.get(topic, ())),
+            partitions=self.hosted,
         )
-        replicas: Any = SimpleNamespace(hosted=hosted, set_replication_throttle=lambda *_: None)
+        replicas: Any = SimpleNamespace(
+            hosted=hosted, set_replication_throttle=lambda *_: None, on_disk=self._on_disk
+        )
         self.opened: dict[tuple[str, int], object] = {}
         self.offline: dict[tuple[str, int], str] = {}
-        logs: Any = SimpleNamespace(get=self.opened.get, offline=self.offline)
+        logs: Any = SimpleNamespace(
+            get=self.opened.get,
+            offline=self.offline,
+            announce=lambda keys, _topic_id: self.announced.extend(keys),
+        )
         session: Any = SimpleNamespace()
         self.local = LocalReplicas(1, session, self.cache, replicas, logs)
 
     async def _apply(self, topic: str, _topic_id: object, states: dict[int, object], *_: object) -> None:
         self.done.append(("apply", topic))
-        self.made.setdefault(topic, set()).update(set(states) - self.unopenable)
+        made = set(states) - self.unopenable
+        self.made.setdefault(topic, set()).update(made)
+        self.hosted.update((topic, number) for number in made)
+
+    async def _on_disk(self, work: Callable[..., None], *given: Any) -> None:
+        work(*given)
 
     async def _remove(self, topic: str) -> None:
         self.done.append(("remove", topic))
@@ -105,6 +120,43 @@ def test_a_large_new_topic_does_not_hold_up_the_leaders_of_others() -> None:
     assert order.count("large") == 5
     assert parts.made["large"] == set(range(5 * LOGS_MADE_AT_ONCE)) - parts.unopenable
     assert parts.local.is_applied("large")
+    assert parts.announced == [("large", number) for number in range(5 * LOGS_MADE_AT_ONCE)]
+
+
+def test_what_changes_while_logs_are_made_is_applied_to_those_that_are_left() -> None:
+    async def scenario() -> Parts:
+        parts = Parts()
+        count = 5 * LOGS_MADE_AT_ONCE
+        topic_id = uuid4()
+        parts.cache.set_assignment("t", TopicAssignment(topic_id, dict.fromkeys(range(count), (1,))))
+        for number in range(count):
+            parts.cache.set_state("t", number, PartitionState(1, 0, (1,), 1), 0)
+        apply, rounds = parts.local._replicas.hosted.apply_topic, 0
+
+        async def applied(*given: Any) -> None:
+            nonlocal rounds
+            rounds += 1
+            await apply(*given)
+            assert not parts.local.is_applied("t")
+            if rounds == 2:  # the last log goes elsewhere, and nobody has said so yet
+                moved = dict.fromkeys(range(count), (1,)) | {count - 1: (2,)}
+                parts.cache.set_assignment("t", TopicAssignment(topic_id, moved))
+            elif rounds == 3:  # there are two more now
+                grown = dict.fromkeys(range(count + 2), (1,)) | {count - 1: (2,)}
+                parts.cache.set_assignment("t", TopicAssignment(topic_id, grown))
+                for number in range(count, count + 2):
+                    parts.cache.set_state("t", number, PartitionState(1, 0, (1,), 1), 0)
+                parts.local.changed(ClusterChanges(topics={"t"}))
+
+        parts.local._replicas.hosted.apply_topic = applied  # type: ignore[method-assign]
+        parts.local.changed(ClusterChanges(topics={"t"}))
+        await asyncio.wait_for(parts.local.apply(), patience())
+        return parts
+
+    parts = asyncio.run(scenario())
+    count = 5 * LOGS_MADE_AT_ONCE
+    assert parts.made["t"] == {*range(count - 1), count, count + 1}
+    assert parts.local.is_applied("t")
 
 
 def test_what_could_not_be_made_is_tried_again_and_what_is_offline_is_not() -> None:

@@ -71,6 +71,43 @@ def test_disk_is_waited_for_once_for_many_logs(manager: LogManager, synced: list
     assert checkpoints.read_topic_id(manager.logs()[KEY].directory) == NEW
 
 
+def test_disk_is_waited_for_once_for_very_many_that_are_made_a_few_at_a_time(
+    manager: LogManager, synced: list[str]
+) -> None:
+    keys = [("t", number) for number in range(50)]
+    manager.announce(keys, NEW)
+    for start in range(0, 50, 10):
+        manager.create_all(dict.fromkeys(keys[start : start + 10], True), topic_id=NEW)
+    assert synced == [NEW_PARTITIONS + ".tmp", "data"]
+    assert {log.topic_id for log in manager.logs().values()} == {NEW}
+    manager.create_all({("t", 50): True}, topic_id=NEW)
+    assert synced == [NEW_PARTITIONS + ".tmp", "data"] * 2, "of one more the disk has not been told"
+
+
+def test_what_has_a_directory_keeps_the_announcement_that_it_was_made_under(
+    manager: LogManager, tmp_path: Path
+) -> None:
+    append(manager.create(KEY, topic_id=OLD))
+    manager.announce([KEY, ("t", 1)], NEW)
+    told = checkpoints.read_new_partitions(tmp_path / "data" / NEW_PARTITIONS)
+    assert told == {KEY: OLD, ("t", 1): NEW}
+    manager.create(KEY, topic_id=NEW)
+    assert checkpoints.read_new_partitions(tmp_path / "data" / NEW_PARTITIONS)[KEY] == NEW
+
+
+def test_disk_that_fails_at_an_announcement_is_taken_out_of_service(
+    manager: LogManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(data_folder, "write_new_partitions", fail)
+        manager.announce([KEY], NEW)
+    with pytest.raises(KafkaStorageError):
+        manager.create(KEY, topic_id=NEW)
+
+
 def test_first_flush_makes_the_directory_durable(
     manager: LogManager, synced: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
