@@ -156,19 +156,16 @@ class LocalReplicas:
             if part is None or self._broker_id not in part.replicas:
                 log.info("a replica that is kept elsewhere now is removed", topic=topic, partition=number)
                 await self._replicas.hosted.drop_partition(topic, number)
-        self._make_later(topic, later)
+        if later:
+            self._to_make[topic] = later
 
     async def _make_logs(self, topic: str, numbers: Sequence[int]) -> None:
         """Some more of the logs of a topic. Each is tried once: what cannot be opened holds up nothing."""
         info = self._cache.topic(topic)
         if info is not None:  # else it is to be removed
             await self._apply_states(info, self._states_here(info, numbers[:LOGS_MADE_AT_ONCE]))
-        self._make_later(topic, numbers[LOGS_MADE_AT_ONCE:])
-
-    def _make_later(self, topic: str, numbers: Sequence[int]) -> None:
-        # What has changed meanwhile is looked at whole, with what is missing by then.
-        if numbers and topic not in self._to_apply:
-            self._to_make[topic] = numbers
+        if later := numbers[LOGS_MADE_AT_ONCE:]:
+            self._to_make[topic] = later
 
     def _states_here(self, info: TopicInfo, numbers: Iterable[int]) -> dict[int, PartitionState]:
         """Those that have been decided for replicas of this broker."""

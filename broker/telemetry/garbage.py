@@ -82,16 +82,6 @@ def left_alone() -> Iterator[None]:
         _end()
 
 
-@contextmanager
-def looked_through() -> Iterator[None]:
-    """The opposite, for a rest within `left_alone`."""
-    _end()
-    try:
-        yield
-    finally:
-        _begin()
-
-
 def look_at_time() -> None:
     """Called within `left_alone` by who may take long: garbage is collected again when it has been."""
     if _was_on and time.monotonic() - _off_since > LONGEST_SECONDS:

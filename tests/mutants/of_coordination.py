@@ -96,10 +96,12 @@ OF_COORDINATION = (
     Mutant(
         name="unreadable-state-written-over",
         promise="A partition's state that nobody can read is left as it is.",
-        file="broker/coordination/picture.py",
-        rule="                if not partition.is_unreadable\n",
-        instead="",
+        file="broker/coordination/controller.py",
+        rule="if partition.is_unreadable:\n                continue\n            if not picture.offline",
+        instead="if not picture.offline",
         red=(
+            "tests/unit/coordination/test_controller.py"
+            "::test_a_state_that_cannot_be_read_is_neither_written_over_nor_counted",
             "tests/unit/coordination/test_controllers_own_writes.py"
             "::test_a_state_that_cannot_be_read_is_left_as_it_is",
         ),

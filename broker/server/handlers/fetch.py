@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -50,7 +50,7 @@ from millrace.broker.replication.waiting_requests import WaitEnd
 from millrace.broker.server.context import BrokerServices, RequestContext
 from millrace.broker.server.dispatch import KEPT_FRAME_SIZE, Answered, Throttled
 from millrace.broker.server.fetch_sessions import FINAL_EPOCH, NO_SESSION, SessionFetch
-from millrace.broker.telemetry.garbage import left_alone, look_at_time, looked_through
+from millrace.broker.telemetry.garbage import left_alone, look_at_time
 
 API = Api.FETCH
 FRAME_VERSIONS = VERSIONS
@@ -62,9 +62,10 @@ MOST_AT_ONCE = 4_000
 """Partitions that are read in one turn of the event loop: some 10 ms."""
 LARGEST_FRAME_AT_ONCE = 128 << 10
 """Bytes of a request that names no more than that."""
-SHORT_WAIT_SECONDS = 1.0
-"""Garbage is left alone meanwhile: to look through what a large fetch has made takes 0.7 ms for a thousand
-partitions, all in one turn, and readers wait for half a second as a rule."""
+LONGEST_WAIT_OF_LARGE_MS = 1_000
+"""Of a fetch of more than `MOST_AT_ONCE`, whatever it asks for; readers wait for half a second as a rule.
+Garbage is left alone meanwhile: to look through what such a fetch has made takes 0.7 ms for a thousand
+partitions, all in one turn, and for long garbage cannot be left alone."""
 
 FIRST_WITH_STORAGE_ERROR = 6
 FIRST_WITH_CURRENT_LEADER = 16
@@ -177,7 +178,8 @@ async def _complete(fetch: _Fetch, *, cold: bool) -> None:
         if fetch.satisfied and fetch.request.replica_id >= 0:
             fetch.end_earlier_waits()
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + min(fetch.request.max_wait_ms, LONGEST_WAIT_MS) / 1000
+    longest_ms = LONGEST_WAIT_OF_LARGE_MS if fetch.is_large else LONGEST_WAIT_MS
+    deadline = loop.time() + min(fetch.request.max_wait_ms, longest_ms) / 1000
     while not fetch.satisfied:
         remaining = deadline - loop.time()
         if remaining <= 0:
@@ -185,8 +187,7 @@ async def _complete(fetch: _Fetch, *, cold: bool) -> None:
         if fetch.is_outdated:
             await fetch.read_cold()
             continue
-        with looked_through() if fetch.is_large and remaining > SHORT_WAIT_SECONDS else nullcontext():
-            in_time, touched = await fetch.wait(remaining)
+        in_time, touched = await fetch.wait(remaining)
         await fetch.read_again(touched)
         if not in_time:
             break

@@ -180,28 +180,45 @@ async def _is_let_go(under_way: Any) -> None:
     await until_async(lambda: gc.isenabled() and not (under_way.asked or under_way.given or under_way.keys))
 
 
-@pytest.mark.parametrize("wait_ms", [MAX_WAIT_MS, 1_000])
-def test_garbage_is_left_alone_while_a_large_fetch_is_at_work_and_not_while_it_waits_for_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait_ms: int
+def test_garbage_is_left_alone_while_a_large_fetch_is_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is at work from its first byte until what it asked for and was given is let go of."""
-    long = wait_ms > 1_000
+    """From its first byte until what it asked for and was given is let go of."""
 
     async def scenario() -> list[tuple[str, bool]]:
         async with serving(tmp_path, partitions=4) as services:
+            monkeypatch.setattr(fetch, "LONGEST_WAIT_OF_LARGE_MS", MAX_WAIT_MS)
             garbage = Garbage(services, monkeypatch)
-            answer, under_way = await garbage.ask(wait_ms)
+            answer, under_way = await garbage.ask()
             await until_async(lambda: services.metrics.fetch_waits)
-            assert gc.isenabled() is long
             garbage.append()
             response = decoded(await asyncio.wait_for(answer, patience()))
             assert [len(part.records) > 0 for part in response.partitions] == [False, False, False, True]
             await _is_let_go(under_way)
             return garbage.steps
 
-    wait = ["enable"] if long else []
-    steps = ["decode_request", "_handle", *["read"] * 4, *wait, "read", "encode_response", "enable"]
+    steps = ["decode_request", "_handle", *["read"] * 5, "encode_response", "enable"]
     assert asyncio.run(scenario()) == [(step, False) for step in steps]
+
+
+def test_a_large_fetch_is_answered_sooner_than_it_may_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For longer garbage could not be left alone."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path, partitions=4) as services:
+            monkeypatch.setattr(fetch, "LONGEST_WAIT_OF_LARGE_MS", 1)
+            monkeypatch.setattr(fetch, "MOST_AT_ONCE", 3)
+            response = decoded(await asyncio.wait_for(_ask_many(services, 4), patience()))
+            assert len(response.partitions) == 4
+            few = _ask_many(services, 3)
+            await until_async(lambda: services.metrics.fetch_waits == 2)
+            await asyncio.sleep(0.01)
+            assert not few.done(), "a smaller one waits as long as it asks for"
+            few.cancel()
+
+    asyncio.run(scenario())
 
 
 def test_what_a_large_fetch_holds_is_let_go_of_on_a_thread_also_when_its_client_goes(

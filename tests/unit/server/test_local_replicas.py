@@ -159,6 +159,35 @@ def test_what_changes_while_logs_are_made_is_applied_to_those_that_are_left() ->
     assert parts.local.is_applied("t")
 
 
+def test_a_topic_is_applied_once_no_log_of_it_is_left_to_be_made() -> None:
+    async def scenario() -> Parts:
+        parts = Parts()
+        for topic, count in (("large", 3 * LOGS_MADE_AT_ONCE), ("small", 1)):
+            parts.cache.set_assignment(topic, TopicAssignment(uuid4(), dict.fromkeys(range(count), (1,))))
+            for number in range(count):
+                parts.cache.set_state(topic, number, PartitionState(1, 0, (1,), 1), 0)
+        apply = parts.local._replicas.hosted.apply_topic
+
+        async def applied(topic: str, *given: Any) -> None:
+            await apply(topic, *given)
+            if topic == "small":
+                assert not parts.local.is_applied("large"), "there are logs to be made"
+                # By now they are there, whoever has made them.
+                parts.opened.update({("large", number): object() for number in range(3 * LOGS_MADE_AT_ONCE)})
+                parts.local.changed(ClusterChanges(topics={"large"}))
+
+        parts.local._replicas.hosted.apply_topic = applied  # type: ignore[method-assign]
+        parts.local.changed(ClusterChanges(topics={"large"}))
+        parts.local.changed(ClusterChanges(topics={"small"}))
+        await asyncio.wait_for(parts.local.apply(), patience())
+        return parts
+
+    parts = asyncio.run(scenario())
+    assert [topic for _, topic in parts.done] == ["large", "small", "large"]
+    assert parts.made["large"] == set(range(3 * LOGS_MADE_AT_ONCE))
+    assert parts.local.is_applied("large")
+
+
 def test_what_could_not_be_made_is_tried_again_and_what_is_offline_is_not() -> None:
     """A disk without room refuses a new log for now; nothing in the cluster changes when there is room."""
 

@@ -14,7 +14,6 @@ from millrace.broker.telemetry.garbage import (
     left_alone,
     look_at_all,
     look_at_time,
-    looked_through,
     settle,
 )
 
@@ -127,15 +126,7 @@ def test_garbage_is_left_alone_until_the_last_who_asked_for_it_has_ended() -> No
         with left_alone():
             assert not gc.isenabled()
         assert not gc.isenabled()
-        with looked_through():
-            assert gc.isenabled()
-        assert not gc.isenabled()
     assert gc.isenabled()
-
-
-def test_rest_of_one_does_not_have_garbage_collected_under_another() -> None:
-    with left_alone(), left_alone(), looked_through():
-        assert not gc.isenabled()
 
 
 def test_one_after_another_cannot_keep_garbage_from_being_collected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +153,7 @@ def test_where_garbage_is_not_collected_nobody_turns_it_on(monkeypatch: pytest.M
     gc.disable()
     try:
         monkeypatch.setattr(garbage, "LONGEST_SECONDS", -1.0)
-        with left_alone(), left_alone(), looked_through():
+        with left_alone(), left_alone():
             look_at_time()
             assert not gc.isenabled()
         assert not gc.isenabled()
