@@ -125,7 +125,8 @@ class ClearRequest:
 Decision = WriteState | CompleteMoves | RemoveTopic | ClearRequest
 
 LOOKED_AT_ONCE = 1_000
-"""Partitions, in about a millisecond; then whoever asked for decisions may let others have their turn."""
+"""Partitions, in about a millisecond where nothing is to be done; then whoever asked for decisions may let
+others have their turn."""
 
 _NOTHING_ASKED = ElectionRequest(frozenset(), -1)
 

@@ -12,7 +12,7 @@ anew under the same name is not what was to be deleted. Only the controller remo
 found there is there until it removes it itself.
 
 No state holds up another, nor what else is to be done: one that is not as it was read is left for the next
-look, and one that cannot be read for an operator (`picture.py`). What fails again and again is said aloud.
+look, and one that cannot be read for an operator (`controller.py`). What fails again and again is said aloud.
 
 A state that was written is shown to the metadata cache at once, and `written` hears of its topic: it is what
 the watch would bring, later, and the broker that is the controller need not wait for that to lead.

@@ -129,8 +129,7 @@ class HostedPartitions:
         """Take in what the cluster decided about this broker's replicas of a topic.
 
         `states` has the partitions whose replicas include this broker and that have a leader or had one.
-        `replicas` has the assignment of every partition of the topic; without it the in-sync sets stand for
-        the replicas.
+        `replicas` has their assignment; without it the in-sync sets stand for the replicas.
         """
         config = self._config_of(topic, topic_config)
         left, turns = iter(states.items()), Turns()

@@ -58,7 +58,7 @@ class LocalReplicas:
         self._to_apply: dict[str, None] = {}
         self._being_applied: str | None = None
         self._to_make: dict[str, Sequence[int]] = {}
-        """Topics with nothing to do but to make these logs."""
+        """Of topics that have been applied else: the logs that have still to be made."""
         self._wake = asyncio.Event()
         self._unmade: set[str] = set()
         """Topics some of whose logs could not be made, and are not given up as offline."""
@@ -114,16 +114,22 @@ class LocalReplicas:
     async def apply(self) -> None:
         """Apply what has changed up to now."""
         while self._to_apply or self._to_make:
-            if self._to_apply:
-                topic = self._being_applied = next(iter(self._to_apply))
+            # By turns: neither changes nor what has to be made wait for the end of the other.
+            for topic in tuple(self._to_apply):
+                self._being_applied = topic
                 del self._to_apply[topic]
                 await self._apply_topic(topic)
-            else:
-                topic = self._being_applied = next(iter(self._to_make))
+                await self._end_turn()
+            for topic in tuple(self._to_make):
+                self._being_applied = topic
                 await self._make_logs(topic, self._to_make.pop(topic))
-            self._being_applied = None
-            self._cache.announce()
-            await asyncio.sleep(0)  # after a reconnect this is every topic; clients wait meanwhile
+                await self._end_turn()
+
+    async def _end_turn(self) -> None:
+        """Of one topic; after a reconnect this is every topic, and clients wait meanwhile."""
+        self._being_applied = None
+        self._cache.announce()
+        await asyncio.sleep(0)
 
     def is_applied(self, topic: str) -> bool:
         """Whether the local replicas of a topic are as the picture of the cluster shows them."""
@@ -140,10 +146,16 @@ class LocalReplicas:
             return
         states = self._states_here(info, info.partitions)
         present = set(self._replicas.hosted.partitions_of(topic))
-        # Logs that the start has opened only change hands.
-        missing = [
-            number for number in states if number not in present and self._logs.get((topic, number)) is None
-        ]
+        # Logs that the start has opened only change hands. What cannot be opened comes last: whenever the
+        # topic changes while its logs are made, it would be tried first again.
+        missing = sorted(
+            (
+                number
+                for number in states
+                if number not in present and self._logs.get((topic, number)) is None
+            ),
+            key=lambda number: (topic, number) in self._logs.offline,
+        )
         later = missing[LOGS_MADE_AT_ONCE:]
         for number in later:
             del states[number]
@@ -152,8 +164,7 @@ class LocalReplicas:
             await self._replicas.on_disk(self._logs.announce, keys, info.topic_id)
         await self._apply_states(info, states)
         for number in self._replicas.hosted.partitions_of(topic):
-            part = info.partitions.get(number)
-            if part is None or self._broker_id not in part.replicas:
+            if not self._keeps(topic, number):  # by now
                 log.info("a replica that is kept elsewhere now is removed", topic=topic, partition=number)
                 await self._replicas.hosted.drop_partition(topic, number)
         if later:
@@ -162,8 +173,9 @@ class LocalReplicas:
     async def _make_logs(self, topic: str, numbers: Sequence[int]) -> None:
         """Some more of the logs of a topic. Each is tried once: what cannot be opened holds up nothing."""
         info = self._cache.topic(topic)
-        if info is not None:  # else it is to be removed
-            await self._apply_states(info, self._states_here(info, numbers[:LOGS_MADE_AT_ONCE]))
+        if info is None:
+            return  # it is to be removed
+        await self._apply_states(info, self._states_here(info, numbers[:LOGS_MADE_AT_ONCE]))
         if later := numbers[LOGS_MADE_AT_ONCE:]:
             self._to_make[topic] = later
 

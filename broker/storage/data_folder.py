@@ -205,7 +205,8 @@ class DataFolder:
             self.new_partitions = new
 
     def settle(self, logs: Mapping[TopicPartition, Log], offline: Collection[TopicPartition]) -> None:
-        """Forgets announced partitions that have become durable, or are gone. Nobody announces meanwhile.
+        """Forgets announced partitions that have become durable, are gone, or have not been made yet: those
+        are announced again before they are. Nobody announces meanwhile.
         Raises OSError."""
         with self._lock:
             kept = {

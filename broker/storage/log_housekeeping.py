@@ -87,7 +87,7 @@ def checkpoint(manager: LogManager) -> None:
 
 
 def settle(manager: LogManager) -> None:
-    """Forgets announcements of new partitions that have become durable."""
+    """As `DataFolder.settle`, of every folder."""
     with manager._lock:  # nobody makes logs meanwhile
         for folder in manager._healthy():
             try:

@@ -406,27 +406,31 @@ class LogManager:
             return found
 
     def announce(self, partitions: Sequence[TopicPartition], topic_id: UUID | None) -> None:
-        """Of very many that `create_all` will be asked for, a few at a time: the disk is told of all of them
-        here, once. By each few it would be told again of all that were made before. What goes wrong is told
-        by `create_all`. Raises nothing."""
+        """Of very many that `create_all` will be asked for, a few at a time: each usable folder, of which any
+        may get each, is told of all of them here, in one go. By each few the disk would be told again of all
+        that were made before. What goes wrong is told by `create_all`. Raises nothing."""
         with self._lock:
-            # What has a directory keeps the announcement that it was made under.
-            new = [tp for tp in partitions if tp not in self._logs and tp not in self.offline]
             for folder in self._healthy():
+                try:
+                    present = set(os.listdir(folder.path))
+                except OSError:
+                    continue
+                # A directory that is here, for whatever reason, keeps what it was announced with.
+                new = [tp for tp in partitions if f"{tp[0]}-{tp[1]}" not in present]
                 self._announce(folder, new, topic_id)
 
     def _announce(
         self, folder: DataFolder, partitions: Sequence[TopicPartition], topic_id: UUID | None
     ) -> str:
-        """What kept them from being announced in a folder."""
+        """Tells a folder's disk of partitions; what was in the way, or nothing."""
+        if reason := self._forget_checkpoints(partitions):
+            return reason
         try:
-            self._forget_checkpoints(partitions)
             folder.announce(partitions, topic_id)
         except OSError as error:
             reason = f"{folder.path}: new partitions were not made durable: {error}"
             self._disk_failed(folder, reason, error)
-            return reason
-        return ""
+        return reason
 
     def _present(self, tp: TopicPartition, topic_id: UUID | None, is_new: bool) -> Log | None:
         """The partition's log; None when it is to be made. Raises KafkaStorageError."""
@@ -486,12 +490,18 @@ class LogManager:
         self._add(tp, log, folder)
         return log
 
-    def _forget_checkpoints(self, partitions: Sequence[TopicPartition]) -> None:
-        """Takes partitions that were here before out of the checkpoints. After a crash they would cut the
-        new log at the old one's start, which is to delete it. Raises OSError."""
+    def _forget_checkpoints(self, partitions: Sequence[TopicPartition]) -> str:
+        """Takes partitions that were here before out of the checkpoints; what was in the way, or nothing.
+        After a crash they would cut the new log at the old one's start, which is to delete it."""
         for folder in self._healthy():
             if any(folder.knows(tp) for tp in partitions):
-                folder.write_checkpoints(partial(self._logs_in, folder), self.offline)
+                try:
+                    folder.write_checkpoints(partial(self._logs_in, folder), self.offline)
+                except OSError as error:
+                    reason = f"{folder.path}: checkpoints of partitions that were deleted stay: {error}"
+                    self._disk_failed(folder, reason, error)
+                    return reason
+        return ""
 
     def delete(self, tp: TopicPartition) -> None:
         """Takes a partition away: its directory is renamed as soon as no work on it is under way, and removed

@@ -326,8 +326,8 @@ OF_STORAGE = (
         name="new-topic-inherits-checkpoints",
         promise="A re-created topic does not inherit the start offset of the old one.",
         file="broker/storage/log_manager.py",
-        rule="            self._forget_checkpoints(partitions)\n            folder.announce",
-        instead="            folder.announce",
+        rule="        if reason := self._forget_checkpoints(partitions):\n",
+        instead='        if reason := "":\n',
         red=(
             f"{STORAGE}/test_log_manager.py::test_topic_made_anew_after_a_start_does_not_inherit_checkpoints",
             f"{STORAGE}/test_log_manager.py::test_topic_made_anew_does_not_inherit_checkpoints_after_a_kill",
@@ -337,7 +337,7 @@ OF_STORAGE = (
         name="announced-over-what-is-there",
         promise="A directory that lost its topic id is not taken for one of a topic that came later.",
         file="broker/storage/log_manager.py",
-        rule="[tp for tp in partitions if tp not in self._logs and tp not in self.offline]",
+        rule='[tp for tp in partitions if f"{tp[0]}-{tp[1]}" not in present]',
         instead="list(partitions)",
         red=(
             f"{STORAGE}/test_new_partitions.py"

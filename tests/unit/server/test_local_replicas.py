@@ -183,9 +183,43 @@ def test_a_topic_is_applied_once_no_log_of_it_is_left_to_be_made() -> None:
         return parts
 
     parts = asyncio.run(scenario())
-    assert [topic for _, topic in parts.done] == ["large", "small", "large"]
+    assert [topic for _, topic in parts.done] == ["large", "small", "large", "large"], (
+        "some of its logs, then all"
+    )
     assert parts.made["large"] == set(range(3 * LOGS_MADE_AT_ONCE))
     assert parts.local.is_applied("large")
+
+
+def test_logs_are_made_also_while_topics_change_all_the_time() -> None:
+    """Another one, and the very topic, some of whose logs cannot be opened."""
+
+    async def scenario() -> Parts:
+        parts = Parts()
+        count = 5 * LOGS_MADE_AT_ONCE
+        for topic in ("large", "busy"):
+            parts.cache.set_assignment(topic, TopicAssignment(uuid4(), dict.fromkeys(range(count), (1,))))
+            for number in range(count):
+                parts.cache.set_state(topic, number, PartitionState(1, 0, (1,), 1), 0)
+        parts.unopenable = set(range(3 * LOGS_MADE_AT_ONCE))
+        parts.offline.update(
+            {(topic, number): "" for topic in ("large", "busy") for number in parts.unopenable}
+        )
+        apply = parts.local._replicas.hosted.apply_topic
+        made = {number for number in range(count) if number not in parts.unopenable}
+
+        async def applied(topic: str, *given: Any) -> None:
+            await apply(topic, *given)
+            if (parts.made["large"], parts.made.get("busy")) != (made, made):
+                assert len(parts.done) < 100, "nothing else is made"
+                parts.local.changed(ClusterChanges(topics={"busy"}))
+
+        parts.local._replicas.hosted.apply_topic = applied  # type: ignore[method-assign]
+        parts.local.changed(ClusterChanges(topics={"large"}))
+        await asyncio.wait_for(parts.local.apply(), patience())
+        return parts
+
+    parts = asyncio.run(scenario())
+    assert parts.local.is_applied("large") and parts.local.is_applied("busy")
 
 
 def test_what_could_not_be_made_is_tried_again_and_what_is_offline_is_not() -> None:

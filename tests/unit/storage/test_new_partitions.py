@@ -95,6 +95,46 @@ def test_what_has_a_directory_keeps_the_announcement_that_it_was_made_under(
     assert checkpoints.read_new_partitions(tmp_path / "data" / NEW_PARTITIONS)[KEY] == NEW
 
 
+def test_the_folder_that_fails_is_taken_out_of_service_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [tmp_path / "b", tmp_path / "a"]
+    manager = LogManager(folders, LogConfig())
+    manager.start(0)
+    failing = next(folder for folder in manager._folders if folder.path.name == "a")
+    failing.recovery_points[KEY] = 7  # of a topic that was deleted
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(failing, "write_checkpoints", fail)
+    manager.announce([KEY, ("t", 1)], NEW)
+    assert set(manager.failed_folders) == {tmp_path / "a"}
+    log = manager.create(KEY, topic_id=NEW)
+    assert log.directory.parent == tmp_path / "b"
+    manager.close()
+
+
+def test_what_stays_in_a_folder_keeps_the_announcement_that_it_was_made_under(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its directory could not be taken away with its topic; the next of the name may go elsewhere."""
+    manager = LogManager([tmp_path / "a", tmp_path / "b"], LogConfig())
+    manager.start(0)
+    append(manager.create(KEY, topic_id=OLD))
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patch, pytest.raises(KafkaStorageError):
+        patch.setattr(os, "rename", fail)
+        manager.delete(KEY)
+    manager.announce([KEY], NEW)
+    assert checkpoints.read_new_partitions(tmp_path / "a" / NEW_PARTITIONS) == {KEY: OLD}
+    assert checkpoints.read_new_partitions(tmp_path / "b" / NEW_PARTITIONS) == {KEY: NEW}
+    manager.close()
+
+
 def test_disk_that_fails_at_an_announcement_is_taken_out_of_service(
     manager: LogManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
