@@ -1,14 +1,19 @@
-"""One running broker for a module of tests, a raw client of it, and librdkafka's in-memory cluster."""
+"""One running broker for a module of tests, a raw client of it, librdkafka's in-memory cluster, and mirrors
+to and from clusters that want TLS and logins."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+import yaml
 from confluent_kafka import Producer
 
 from tests.cluster.audited_topics import DEADLINE_S
+from tests.cluster.mirror_process import MirrorProcess
 from tests.cluster.one_broker import create
+from tests.cluster.secured_mirrors import Section
 from tests.raw_client import RawClient
 from tests.servers import BrokerProcess, ZooKeeper
 from tests.waiting import patience
@@ -44,3 +49,32 @@ def mock_cluster() -> Iterator[str]:
     (broker,) = host.list_topics("millrace.audit", timeout=patience(DEADLINE_S)).brokers.values()
     yield f"{broker.host}:{broker.port}"
     host.close()
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., MirrorProcess]]:
+    """`launch(name, target, target_security, sources)` with sources {name: (address, topic, security)}."""
+    started: list[MirrorProcess] = []
+
+    def make(
+        name: str,
+        target: str,
+        target_security: Section | None,
+        sources: dict[str, tuple[str, str, Section | None]],
+    ) -> MirrorProcess:
+        mirror = MirrorProcess(tmp_path / name, target, {}, name=name)
+        settings = mirror.settings
+        if target_security is not None:
+            settings["target"]["security"] = target_security
+        settings["sources"] = [
+            {"cluster": cluster, "bootstrap": [address], "topics": {"include": [topic]}}
+            | ({"security": security} if security is not None else {})
+            for cluster, (address, topic, security) in sources.items()
+        ]
+        mirror.config_path.write_text(yaml.safe_dump(settings))
+        started.append(mirror)
+        return mirror.start()
+
+    yield make
+    for mirror in started:
+        mirror.kill()

@@ -134,7 +134,7 @@ OF_AUDIT_CLIENTS = (
         rule="        if self._goes_on_behind(position, limit):\n",
         instead="        if False:\n",
         red=(
-            f"{UNIT}/test_journal.py::test_nothing_is_told_of_streams_whose_journal_is_damaged_in_the_middle",
+            f"{UNIT}/test_journal_recovery.py::test_nothing_is_told_of_streams_whose_journal_is_damaged_in_the_middle",
         ),
     ),
     Mutant(
@@ -258,7 +258,7 @@ OF_AUDIT_CLIENTS = (
         rule='_birth(descriptor), _system_id("/etc/machine-id"))',
         instead='os.fstat(descriptor).st_dev, _system_id("/etc/machine-id"))',
         red=(
-            f"{UNIT}/test_journal.py"
+            f"{UNIT}/test_journals_owner.py"
             "::test_a_volume_that_is_attached_under_another_device_number_has_the_same_journal",
         ),
     ),
@@ -280,7 +280,7 @@ OF_AUDIT_CLIENTS = (
         file="audit/clients/journal.py",
         rule="fcntl.lockf(file",
         instead="fcntl.flock(file",
-        red=(f"{UNIT}/test_journal.py::test_the_child_of_a_killed_owner_does_not_hold_its_lock",),
+        red=(f"{UNIT}/test_journals_owner.py::test_the_child_of_a_killed_owner_does_not_hold_its_lock",),
     ),
     Mutant(
         name="journal-unlocked-by-growing",
@@ -291,7 +291,7 @@ OF_AUDIT_CLIENTS = (
         "        os.truncate(self._file.fileno(), self._size)\n"
         "        self._map = mmap.mmap(self._file.fileno(), self._size)",
         red=(
-            f"{UNIT}/test_journal.py"
+            f"{UNIT}/test_journals_owner.py"
             "::test_a_journal_that_this_process_has_stays_locked_when_it_is_asked_for_again",
         ),
     ),

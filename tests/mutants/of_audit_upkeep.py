@@ -24,7 +24,7 @@ OF_AUDIT_UPKEEP = (
         file="audit/keeping/upkeep.py",
         rule="            or stream in needed\n",
         instead="",
-        red=(f"{JOB}/test_upkeep.py::test_a_stream_in_doubt_that_nobody_waived_is_not_forgotten",),
+        red=(f"{JOB}/test_streams_forgotten.py::test_a_stream_in_doubt_that_nobody_waived_is_not_forgotten",),
     ),
     Mutant(
         name="pruned-stream-without-a-topic",
@@ -33,7 +33,7 @@ OF_AUDIT_UPKEEP = (
         rule="        left.topic = topic\n",
         instead="",
         red=(
-            f"{JOB}/test_upkeep.py"
+            f"{JOB}/test_streams_forgotten.py"
             "::test_a_stream_that_no_event_tells_of_keeps_its_doubt_when_its_windows_are_pruned",
         ),
     ),
@@ -44,7 +44,7 @@ OF_AUDIT_UPKEEP = (
         rule="[each for each in places if audited_topic(each) == own] or places",
         instead="places",
         red=(
-            f"{JOB}/test_upkeep.py"
+            f"{JOB}/test_late_records.py"
             "::test_late_records_where_topics_are_merged_are_counted_once_and_under_the_audited_topics_name",
         ),
     ),
@@ -55,7 +55,7 @@ OF_AUDIT_UPKEEP = (
         rule='late_row(reconciler.told_topic(known) or "", ',
         instead='late_row(known[0]["topic"] or "", ',
         red=(
-            f"{JOB}/test_upkeep.py"
+            f"{JOB}/test_late_records.py"
             "::test_late_records_where_topics_are_merged_are_counted_once_and_under_the_audited_topics_name",
         ),
     ),
@@ -66,7 +66,7 @@ OF_AUDIT_UPKEEP = (
         rule='_of_topic(LATE_REPORT, (topic_of or {}).get(stream, ""))',
         instead="_of_topic(LATE_REPORT, facts.topic)",
         red=(
-            f"{JOB}/test_upkeep.py"
+            f"{JOB}/test_late_records.py"
             "::test_events_that_tell_a_pruned_window_again_are_dropped_and_a_longer_report_is_told",
         ),
     ),
@@ -76,7 +76,9 @@ OF_AUDIT_UPKEEP = (
         file="audit/keeping/upkeep.py",
         rule="{what: count - again.get(what, 0) for what",
         instead="{what: count for what",
-        red=(f"{JOB}/test_upkeep.py::test_a_late_record_that_is_read_again_is_not_added_to_what_is_kept",),
+        red=(
+            f"{JOB}/test_late_records.py::test_a_late_record_that_is_read_again_is_not_added_to_what_is_kept",
+        ),
     ),
     Mutant(
         name="pruned-though-nobody-waived",
@@ -84,7 +86,7 @@ OF_AUDIT_UPKEEP = (
         file="audit/keeping/upkeep.py",
         rule="may_go = pc.and_not(pc.and_(good, is_old), ",
         instead="may_go = pc.and_not(is_old, ",
-        red=(f"{JOB}/test_upkeep.py::test_only_what_is_proven_or_waived_for_long_enough_may_go",),
+        red=(f"{JOB}/test_windows_let_go.py::test_only_what_is_proven_or_waived_for_long_enough_may_go",),
     ),
     Mutant(
         name="pruned-without-what-it-hangs-on",
@@ -92,7 +94,9 @@ OF_AUDIT_UPKEEP = (
         file="audit/keeping/upkeep.py",
         rule="if len(each - stay) not in (0, count)]",
         instead="if not count]",
-        red=(f"{JOB}/test_upkeep.py::test_windows_that_have_numbers_in_common_go_together_or_not_at_all",),
+        red=(
+            f"{JOB}/test_windows_let_go.py::test_windows_that_have_numbers_in_common_go_together_or_not_at_all",
+        ),
     ),
     Mutant(
         name="pruned-report-forgets-who-was-unsure",
@@ -101,7 +105,7 @@ OF_AUDIT_UPKEEP = (
         rule="self.ambiguous |= unsure & report.ambiguous",
         instead="self.ambiguous |= BitMap64()",
         red=(
-            f"{JOB}/test_upkeep.py"
+            f"{JOB}/test_pruned_reports.py"
             "::test_how_a_number_was_reported_in_a_pruned_window_still_counts_for_another_one",
         ),
     ),
@@ -112,7 +116,7 @@ OF_AUDIT_UPKEEP = (
         rule="                facts.conflict(TOLD_TWICE)  #",
         instead="                pass  #",
         red=(
-            f"{JOB}/test_upkeep.py"
+            f"{JOB}/test_pruned_reports.py"
             "::test_that_two_producers_used_one_stream_id_is_not_forgotten_with_the_reports_that_showed_it",
         ),
     ),
@@ -123,7 +127,7 @@ OF_AUDIT_UPKEEP = (
         rule='body.get("failed", body["sequences"])',
         instead='body.get("failed", [])',
         red=(
-            f"{JOB}/test_upkeep.py"
+            f"{JOB}/test_pruned_reports.py"
             "::test_of_numbers_that_an_older_program_pruned_none_is_taken_for_one_that_may_be_there",
         ),
     ),
@@ -134,7 +138,7 @@ OF_AUDIT_UPKEEP = (
         rule="whole = undecided_topics(numbered, waived) if places_decide else set()",
         instead="whole: set[str] = set()",
         red=(
-            f"{JOB}/test_upkeep.py"
+            f"{JOB}/test_windows_let_go.py"
             "::test_where_a_mirror_keeps_no_positions_a_topic_with_a_loss_keeps_what_arrived_later",
         ),
     ),
@@ -144,6 +148,6 @@ OF_AUDIT_UPKEEP = (
         file="audit/keeping/upkeep.py",
         rule="lines.filter(pc.invert(may_go)).select(WINDOW), unsettled.select(WINDOW)",
         instead="lines.filter(pc.invert(may_go)).select(WINDOW)",
-        red=(f"{JOB}/test_upkeep.py::test_one_stream_that_is_not_done_keeps_the_whole_window",),
+        red=(f"{JOB}/test_windows_let_go.py::test_one_stream_that_is_not_done_keeps_the_whole_window",),
     ),
 )

@@ -18,7 +18,7 @@ OF_REPLICATION = (
         rule="        if topic_id is not None and topic_id != local.topic_id:\n",
         instead="        if topic_id == 0:\n",
         red=(
-            f"{REPLICATION}/test_replicated_partitions.py::test_only_the_log_of_the_very_topic_is_read",
+            f"{REPLICATION}/test_leaders_reads.py::test_only_the_log_of_the_very_topic_is_read",
             "tests/unit/server/test_fetch_handler.py"
             "::test_a_topic_that_is_known_by_its_new_id_is_not_read_from_the_old_ones_log",
         ),
@@ -30,7 +30,7 @@ OF_REPLICATION = (
         rule="if not is_same or replica.role is not Role.LEADER or replica.leader_epoch != leader_epoch:",
         instead="if replica is None:",
         red=(
-            f"{REPLICATION}/test_replicated_partitions.py"
+            f"{REPLICATION}/test_leaders_reads.py"
             "::test_what_a_disk_had_is_no_answer_of_a_leader_that_was_replaced_meanwhile",
         ),
     ),
@@ -229,7 +229,7 @@ OF_REPLICATION = (
         rule="            opened.config = log_config\n",
         instead="",
         red=(
-            f"{REPLICATION}/test_replicated_partitions.py"
+            f"{REPLICATION}/test_hosted_settings.py"
             "::test_a_log_is_hosted_with_its_own_settings_from_the_first_moment",
         ),
     ),
@@ -240,7 +240,7 @@ OF_REPLICATION = (
         rule="        return cls.from_topic_config(usable, defaults).without_knowing(unknown), unusable\n",
         instead="        return cls.from_topic_config({}, defaults).without_knowing(unknown), unusable\n",
         red=(
-            f"{REPLICATION}/test_replicated_partitions.py"
+            f"{REPLICATION}/test_hosted_settings.py"
             "::test_a_setting_that_cannot_be_used_leaves_the_others_as_they_are",
         ),
     ),

@@ -13,7 +13,7 @@ from millrace.audit.clients import journal as journal_module
 from millrace.audit.clients.journal import MIN_SIZE, Journal, JournalUnusable
 from millrace.audit.clients.recovery import ProducerJournal
 from millrace.audit.contract.events import CLOSED, HEARTBEAT, CountEvent
-from tests.unit.audit.test_journal import Producer
+from tests.unit.audit.journal_stage import Producer
 
 
 def lose_the_newest_pages(path: Path, image: bytes) -> None:

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import uuid
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from millrace.broker.coordination.metadata_cache import MetadataCache
 from millrace.broker.errors import (
-    InconsistentTopicId,
     KafkaStorageError,
     NotEnoughReplicasAfterAppend,
     NotLeaderOrFollower,
@@ -21,185 +15,13 @@ from millrace.broker.errors import (
     RequestTimedOut,
     UnknownLeaderEpoch,
 )
-from millrace.broker.protocol.batch import iterate_batches
-from millrace.broker.protocol.records import Record, build_batch
-from millrace.broker.replication import hosting
-from millrace.broker.replication.in_sync_sets import StateConflict
 from millrace.broker.replication.local_partition import (
     FollowerFetch,
-    LocalPartition,
-    MustReadCold,
-    PartitionRead,
 )
 from millrace.broker.replication.partition import PartitionState
-from millrace.broker.replication.replica_fetcher import FetchLimits
-from millrace.broker.replication.replica_manager import ACKS_ALL, ReplicaManager
-from millrace.broker.server.internal_topics import COMMITTED_POLL_SECONDS, InternalTopicLog
-from millrace.broker.storage.log_config import UNREADABLE, LogConfig
-from millrace.broker.storage.log_manager import LogManager
-from millrace.broker.telemetry.metrics import BrokerMetrics
+from millrace.broker.replication.replica_manager import ACKS_ALL
+from tests.unit.replication.replicated_stage import LAG_MS, REPLICAS, TOPIC_ID, Bench, batch, run
 from tests.waiting import patience, until_async
-
-TOPIC_ID = uuid.UUID(int=7)
-REPLICAS = {0: (1, 2, 3)}
-LAG_MS = 1_000
-
-
-def batch(*values: bytes) -> memoryview:
-    records = [Record(key=None, value=v, headers=(), timestamp_ms=1, offset=n) for n, v in enumerate(values)]
-    return memoryview(build_batch(records))
-
-
-class Bench:
-    """A manager of broker 1, its clock, and the ZooKeeper that it writes to."""
-
-    def __init__(self, folder: Path, **options: Any) -> None:
-        self.now_ms = 0
-        self.logs = LogManager([folder], LogConfig())
-        self.logs.start(0)
-        self.metrics = BrokerMetrics()
-        self.manager = ReplicaManager(
-            1,
-            self.logs,
-            LogConfig(),
-            clock_ms=lambda: 1_000,
-            is_known=lambda _topic, _partition: True,
-            metrics=self.metrics,
-            max_lag_ms=LAG_MS,
-            steady_ms=lambda: self.now_ms,
-            **options,
-        )
-        self.written: list[PartitionState] = []
-        self.write_gate = asyncio.Event()
-        self.write_gate.set()
-        self.conflict = False
-        self.manager.join(self._write_state, None, FetchLimits(), lambda _task: None)  # type: ignore[arg-type]
-        self.manager.set_brokers({1: 10, 2: 20, 3: 30}, own_epoch=-1)
-
-    async def _write_state(
-        self,
-        topic: str,
-        topic_id: uuid.UUID,
-        partition: int,
-        state: PartitionState,
-        is_wanted: Callable[[], bool],
-    ) -> int:
-        assert (topic, topic_id, partition) == ("t", TOPIC_ID, 0)
-        await self.write_gate.wait()
-        if self.conflict or not is_wanted():
-            raise StateConflict("another state stands")
-        self.written.append(state)
-        return state.version + 1
-
-    async def lead(self, *isr: int, epoch: int = 0, version: int = 0, **config: str) -> None:
-        named = {key.replace("_", "."): value for key, value in config.items()}
-        state = PartitionState(1, epoch, isr or (1, 2, 3), 1, version)
-        await self.manager.hosted.apply_topic("t", TOPIC_ID, {0: state}, named, REPLICAS)
-
-    def append(self, *values: bytes, acks: int = ACKS_ALL) -> asyncio.Future[None] | None:
-        return self.manager.append_now("t", 0, batch(*values), acks)[1]
-
-    def fetch(
-        self,
-        follower: int,
-        offset: int,
-        *,
-        epoch: int = 0,
-        start: int = 0,
-        last: int = -1,
-        topic_id: uuid.UUID | None = None,
-    ) -> PartitionRead:
-        return self.manager.read_now(
-            "t",
-            0,
-            offset,
-            1 << 20,
-            at_least_one=True,
-            current_leader_epoch=epoch,
-            last_fetched_epoch=last,
-            follower=FollowerFetch(follower, follower * 10, start),
-            topic_id=topic_id,
-        )
-
-    @property
-    def high_watermark(self) -> int:
-        return self.manager.leader_of("t", 0).replica.high_watermark
-
-
-def run(folder: Path, scenario: Callable[[Bench], Awaitable[None]], **options: Any) -> None:
-    async def main() -> None:
-        bench = Bench(folder, **options)
-        try:
-            async with asyncio.timeout(patience(120)):
-                await scenario(bench)
-        finally:
-            await bench.manager.leave()
-            bench.manager.close()
-            bench.logs.close(0)
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("is_opened_before", [True, False])
-def test_a_log_is_hosted_with_its_own_settings_from_the_first_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_opened_before: bool
-) -> None:
-    """Retention, on its thread, looks at whatever is hosted; a start opens logs with the defaults."""
-    of_hosted: list[LogConfig] = []
-
-    class Noted(LocalPartition):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            of_hosted.append(self.log.config)
-
-    async def scenario(bench: Bench) -> None:
-        if is_opened_before:
-            bench.logs.create(("t", 0), topic_id=TOPIC_ID)
-        monkeypatch.setattr(hosting, "LocalPartition", Noted)
-        await bench.lead(1, retention_ms="-1")
-        assert [config.retention_ms for config in of_hosted] == [-1]
-
-    run(tmp_path, scenario)
-
-
-def test_settings_that_cannot_be_used_keep_everything(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.lead(1, cleanup_policy="compact", retention_ms="for ever")
-        config = bench.manager.leader_of("t", 0).log.config
-        assert (config.retention_ms, config.retention_bytes, config.is_compacted) == (-1, -1, False)
-
-    run(tmp_path, scenario)
-
-
-def test_a_setting_that_cannot_be_used_leaves_the_others_as_they_are(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.lead(1, 2, min_insync_replicas="2", flush_messages="7", segment_bytes="a lot")
-        local = bench.manager.leader_of("t", 0)
-        assert (local.replica.min_insync_replicas, local.flush_messages) == (2, 7)
-        assert local.log.config.retention_ms == -1
-
-    run(tmp_path, scenario)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {UNREADABLE: "/config/topics/t in ZooKeeper: no JSON"},
-        {"min.insync.replicas": "two", "flush.messages": "always"},
-    ],
-    ids=["unreadable", "unusable"],
-)
-def test_what_protects_acknowledged_records_is_at_its_strictest_while_it_is_not_known(
-    tmp_path: Path, settings: dict[str, str]
-) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.lead(1, 2, **{name.replace(".", "_"): value for name, value in settings.items()})
-        local = bench.manager.leader_of("t", 0)
-        assert (local.replica.effective_min_insync, local.flush_messages) == (len(local.replica.replicas), 1)
-        await bench.lead(1, 2, epoch=1)
-        assert (local.replica.effective_min_insync, local.log.config) == (1, hosting._of_log(LogConfig()))
-
-    run(tmp_path, scenario)
 
 
 async def turns(count: int = 5) -> None:
@@ -513,145 +335,11 @@ def test_only_what_all_in_sync_have_flushed_is_visible_with_flushed_visibility(t
     run(tmp_path, scenario, visibility="flushed")
 
 
-def test_a_whole_partition_is_read_in_runs_of_whole_batches_off_the_loop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("millrace.broker.replication.reading.READ_ALL_SIZE", 300)
-    loop_thread = threading.get_ident()
-
-    async def scenario(bench: Bench) -> None:
-        await bench.lead(1)
-        for _ in range(50):
-            bench.append(b"x", acks=1)
-        partition_log = bench.manager.leader_of("t", 0).log
-        reader = partition_log.read
-        readers: set[int] = set()
-
-        def read(*arguments: Any, **options: Any) -> Any:
-            readers.add(threading.get_ident())
-            return reader(*arguments, **options)
-
-        monkeypatch.setattr(partition_log, "read", read)
-        offsets = []
-        runs = 0
-        async for run_of_batches in bench.manager.read_all("t", 0):
-            runs += 1
-            offsets += [header.base_offset for _, header in iterate_batches(run_of_batches)]
-        assert offsets == list(range(50))
-        assert 10 < runs < 50
-        assert loop_thread not in readers
-
-    run(tmp_path, scenario)
-
-
-@pytest.mark.parametrize("from_too_few", [True, False])
-def test_a_coordinator_that_loads_from_an_in_sync_set_that_is_too_small(
-    tmp_path: Path, from_too_few: bool
-) -> None:
-    """Two of three brokers are gone and min.insync.replicas is 2: groups go on reading, as with Apache Kafka;
-    the outcome of a transaction must be safe before anything follows from it."""
-
-    async def scenario(bench: Bench) -> None:
-        await bench.manager.hosted.apply_topic(
-            "t", TOPIC_ID, {0: PartitionState(2, 0, (1, 2), 1, 0)}, {"min.insync.replicas": "2"}, REPLICAS
-        )
-        following = bench.logs.get(("t", 0))
-        assert following is not None
-        following.append(batch(b"a"), leader_epoch=0, now_ms=1)
-        log = InternalTopicLog("t", bench.manager, MetadataCache(), 1, loads_from_too_few=from_too_few)
-        await bench.lead(1, 2, epoch=1, version=1, min_insync_replicas="2")
-        loading = asyncio.ensure_future(log.until_committed(0, 1))
-        await asyncio.wait([loading], timeout=3 * COMMITTED_POLL_SECONDS)
-        assert not loading.done(), "a member of the in-sync set may lack it"
-        await bench.lead(1, epoch=2, version=2, min_insync_replicas="2")
-        await asyncio.wait([loading], timeout=10 * COMMITTED_POLL_SECONDS)
-        assert (loading.done(), bench.high_watermark) == (from_too_few, 0)
-        bench.fetch(2, 1, epoch=2)
-        await bench.lead(1, 2, epoch=2, version=3, min_insync_replicas="2")
-        await asyncio.wait_for(loading, patience())
-
-    run(tmp_path, scenario)
-
-
 def test_one_replica_makes_nobody_wait(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         state = PartitionState(1, 0, (1,), 1, 0)
         await bench.manager.hosted.apply_topic("t", TOPIC_ID, {0: state}, {}, {0: (1,)})
         assert bench.append(b"x") is None
         assert bench.high_watermark == 1
-
-    run(tmp_path, scenario)
-
-
-# -- what a leader reads for others ------------------------------------------------------------------
-
-
-def test_only_the_log_of_the_very_topic_is_read(tmp_path: Path) -> None:
-    """A topic that was made anew begins with the same epochs: a follower that knows it already, and asks by
-    its id, would fill its log with the records of the one that is deleted here next."""
-
-    async def scenario(bench: Bench) -> None:
-        await bench.lead(1, 2, 3)
-        bench.append(b"old", acks=1)
-        with pytest.raises(InconsistentTopicId):
-            bench.fetch(2, 0, topic_id=uuid.UUID(int=8))
-        assert bench.fetch(2, 0, topic_id=TOPIC_ID).records
-
-    run(tmp_path, scenario)
-
-
-@pytest.mark.parametrize("change", ["deposed", "another epoch", "made anew"])
-def test_what_a_disk_had_is_no_answer_of_a_leader_that_was_replaced_meanwhile(
-    tmp_path: Path, change: str
-) -> None:
-    """The log may have been cut on the way, and have gone on with another leader's records, or with its list
-    of aborted transactions in pieces."""
-
-    async def scenario(bench: Bench) -> None:
-        await bench.lead(1, 2, 3, epoch=1)
-        bench.append(b"old", acks=1)
-        file = bench.manager.leader_of("t", 0).log._segments.active.file
-        file.was_used()
-        file.rest()
-        with pytest.raises(MustReadCold) as cold:
-            bench.fetch(3, 0, epoch=1)
-        state = PartitionState(1 if change == "another epoch" else 2, 2, (1, 2, 3), 1, 1)
-        if change == "made anew":
-            state = PartitionState(1, 1, (1, 2, 3), 1, 0)
-        topic_id = uuid.UUID(int=8) if change == "made anew" else TOPIC_ID
-        await bench.manager.hosted.apply_topic("t", topic_id, {0: state}, {}, REPLICAS)
-        with pytest.raises((NotLeaderOrFollower, KafkaStorageError)):
-            await cold.value.read()
-
-    run(tmp_path, scenario)
-
-
-@pytest.mark.parametrize("change", ["deposed", "another epoch", "none"])
-def test_what_a_disk_said_of_a_time_is_no_answer_of_a_leader_that_was_replaced_meanwhile(
-    tmp_path: Path, change: str
-) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.lead(1, 2, 3, epoch=1)
-        bench.append(b"old", acks=1)
-        local = bench.manager.leader_of("t", 0)
-        is_asked, may_answer = threading.Event(), threading.Event()
-
-        def look() -> int:
-            is_asked.set()
-            may_answer.wait()
-            return 7
-
-        answer = asyncio.ensure_future(bench.manager.on_disk_as_leader(local, look))
-        await asyncio.to_thread(is_asked.wait)
-        if change != "none":
-            leader = 1 if change == "another epoch" else 2
-            state = PartitionState(leader, 2, (1, 2, 3), 1, 1)
-            await bench.manager.hosted.apply_topic("t", TOPIC_ID, {0: state}, {}, REPLICAS)
-        may_answer.set()
-        if change == "none":
-            assert await answer == 7
-        else:
-            with pytest.raises(NotLeaderOrFollower):
-                await answer
 
     run(tmp_path, scenario)

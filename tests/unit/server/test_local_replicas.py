@@ -46,6 +46,12 @@ class Parts:
         session: Any = SimpleNamespace()
         self.local = LocalReplicas(1, session, self.cache, replicas, logs)
 
+    def show(self, topic: str, count: int) -> None:
+        """A topic whose partitions are all led here."""
+        self.cache.set_assignment(topic, TopicAssignment(uuid4(), dict.fromkeys(range(count), (1,))))
+        for number in range(count):
+            self.cache.set_state(topic, number, PartitionState(1, 0, (1,), 1), 0)
+
     async def _apply(self, topic: str, _topic_id: object, states: dict[int, object], *_: object) -> None:
         self.done.append(("apply", topic))
         made = set(states) - self.unopenable
@@ -87,10 +93,8 @@ def test_logs_that_the_start_has_opened_are_taken_over_in_one_go() -> None:
     async def scenario() -> list[tuple[str, str]]:
         parts = Parts()
         count = 5 * LOGS_MADE_AT_ONCE
-        parts.cache.set_assignment("t", TopicAssignment(uuid4(), dict.fromkeys(range(count), (1,))))
-        for number in range(count):
-            parts.cache.set_state("t", number, PartitionState(1, 0, (1,), 1), 0)
-            parts.opened["t", number] = object()
+        parts.show("t", count)
+        parts.opened.update({("t", number): object() for number in range(count)})
         parts.local.changed(ClusterChanges(topics={"t"}))
         await parts.local.apply()
         assert parts.made["t"] == set(range(count))
@@ -105,10 +109,8 @@ def test_a_large_new_topic_does_not_hold_up_the_leaders_of_others() -> None:
     async def scenario() -> Parts:
         parts = Parts()
         parts.unopenable = set(range(LOGS_MADE_AT_ONCE + 3))
-        for topic, count in (("large", 5 * LOGS_MADE_AT_ONCE), ("small", 1)):
-            parts.cache.set_assignment(topic, TopicAssignment(uuid4(), dict.fromkeys(range(count), (1,))))
-            for number in range(count):
-                parts.cache.set_state(topic, number, PartitionState(1, 0, (1,), 1), 0)
+        parts.show("large", 5 * LOGS_MADE_AT_ONCE)
+        parts.show("small", 1)
         parts.local.changed(ClusterChanges(topics={"large"}))
         parts.local.changed(ClusterChanges(topics={"small"}))
         await asyncio.wait_for(parts.local.apply(), patience())
@@ -127,10 +129,8 @@ def test_what_changes_while_logs_are_made_is_applied_to_those_that_are_left() ->
     async def scenario() -> Parts:
         parts = Parts()
         count = 5 * LOGS_MADE_AT_ONCE
-        topic_id = uuid4()
-        parts.cache.set_assignment("t", TopicAssignment(topic_id, dict.fromkeys(range(count), (1,))))
-        for number in range(count):
-            parts.cache.set_state("t", number, PartitionState(1, 0, (1,), 1), 0)
+        parts.show("t", count)
+        topic_id = parts.cache.topics["t"].topic_id
         apply, rounds = parts.local._replicas.hosted.apply_topic, 0
 
         async def applied(*given: Any) -> None:
@@ -162,10 +162,8 @@ def test_what_changes_while_logs_are_made_is_applied_to_those_that_are_left() ->
 def test_a_topic_is_applied_once_no_log_of_it_is_left_to_be_made() -> None:
     async def scenario() -> Parts:
         parts = Parts()
-        for topic, count in (("large", 3 * LOGS_MADE_AT_ONCE), ("small", 1)):
-            parts.cache.set_assignment(topic, TopicAssignment(uuid4(), dict.fromkeys(range(count), (1,))))
-            for number in range(count):
-                parts.cache.set_state(topic, number, PartitionState(1, 0, (1,), 1), 0)
+        parts.show("large", 3 * LOGS_MADE_AT_ONCE)
+        parts.show("small", 1)
         apply = parts.local._replicas.hosted.apply_topic
 
         async def applied(topic: str, *given: Any) -> None:
@@ -196,10 +194,8 @@ def test_logs_are_made_also_while_topics_change_all_the_time() -> None:
     async def scenario() -> Parts:
         parts = Parts()
         count = 5 * LOGS_MADE_AT_ONCE
-        for topic in ("large", "busy"):
-            parts.cache.set_assignment(topic, TopicAssignment(uuid4(), dict.fromkeys(range(count), (1,))))
-            for number in range(count):
-                parts.cache.set_state(topic, number, PartitionState(1, 0, (1,), 1), 0)
+        parts.show("large", count)
+        parts.show("busy", count)
         parts.unopenable = set(range(3 * LOGS_MADE_AT_ONCE))
         parts.offline.update(
             {(topic, number): "" for topic in ("large", "busy") for number in parts.unopenable}
@@ -227,9 +223,7 @@ def test_what_could_not_be_made_is_tried_again_and_what_is_offline_is_not() -> N
 
     async def scenario() -> tuple[Parts, list[tuple[str, str]], list[tuple[str, str]]]:
         parts = Parts()
-        parts.cache.set_assignment("t", TopicAssignment(uuid4(), {0: (1,), 1: (1,)}))
-        for number in (0, 1):
-            parts.cache.set_state("t", number, PartitionState(1, 0, (1,), 1), 0)
+        parts.show("t", 2)
         parts.unopenable = {0, 1}
         following = asyncio.create_task(parts.local.follow())
         parts.local.changed(ClusterChanges(topics={"t"}))
