@@ -19,7 +19,7 @@ from millrace.audit.runs.capture import Capture
 from millrace.audit.runs.fact_rows import PrunedWindows, facts_table, stream_events
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA
 from tests.settling import OnePart
-from tests.unit.audit_job.test_upkeep import (
+from tests.unit.audit_job.upkeep_stage import (
     STREAM,
     WINDOW_MS,
     cell,

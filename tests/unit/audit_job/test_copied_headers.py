@@ -26,7 +26,7 @@ from tests.unit.audit_job.test_doubtful_captures import (
     run_of,
     verdicts,
 )
-from tests.unit.audit_job.test_upkeep import pruned_at
+from tests.unit.audit_job.upkeep_stage import pruned_at
 from tests.verdicts import overall_verdict
 
 TOPICS = ["flights", "hotels"]

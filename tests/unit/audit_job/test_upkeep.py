@@ -9,7 +9,6 @@ import pyarrow.compute as pc
 import pytest
 from pyroaring import BitMap64
 
-from millrace.audit.config import parse_config
 from millrace.audit.contract.group_counts import Claim
 from millrace.audit.keeping import upkeep
 from millrace.audit.keeping.state import Commit, StateFolder
@@ -25,12 +24,12 @@ from millrace.audit.reconciliation.verdict_rows import verdict_rows
 from millrace.audit.reconciliation.verdicts import Verdict
 from millrace.audit.reconciliation.watermark import Waiver
 from millrace.audit.runs.capture import Capture
-from millrace.audit.runs.fact_rows import PrunedWindows, facts_table
+from millrace.audit.runs.fact_rows import PrunedWindows
 from millrace.audit.runs.next_commit import keep_verdicts, leaving_no_trace
-from millrace.audit.runs.run import Findings, Run
+from millrace.audit.runs.run import Findings
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA
 from millrace.audit.spark.spark_cells import folded
-from tests.unit.audit_job.upkeep_stage import KEEP_MS, STREAM, cell, ledger_of, row
+from tests.unit.audit_job.upkeep_stage import KEEP_MS, STREAM, cell, ledger_of, row, run_of
 
 
 def test_it_is_looked_at_from_time_to_time_or_when_files_are_many():
@@ -129,21 +128,6 @@ def test_the_cells_of_a_stream_that_is_forgotten_go_with_it(tmp_path):
     with leaving_no_trace(job):
         state.commit(replace(after, number=2))
     assert len(list((tmp_path / "events").iterdir())) == 1
-
-
-def run_of(state, captured, **changes):
-    settings = parse_config(
-        {
-            "clusters": {"ewr": {"bootstrap": ["h:1"], "tier": "source"}},
-            "topics": ["flights"],
-            "window": "10ms",
-        }
-    )
-    return Run(
-        config=settings, state=state, before=Commit(number=1), captured=captured,
-        now_ms=captured.taken_ms, number=2, name="00000002-run", ranges=[], unread=[],
-        facts=facts_table(captured.ledger, captured.origins), **changes,
-    )  # fmt: skip
 
 
 def test_old_counts_of_unaudited_records_end_and_doubts_never_do():

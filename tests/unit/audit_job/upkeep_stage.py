@@ -5,8 +5,10 @@ from __future__ import annotations
 import pyarrow as pa
 from pyroaring import BitMap64
 
+from millrace.audit.config import parse_config
 from millrace.audit.contract.events import CLOSED, CountEvent, EventLedger, StreamEvent
 from millrace.audit.keeping import upkeep
+from millrace.audit.keeping.state import Commit
 from millrace.audit.reconciliation.settled import (
     LINE_SCHEMA,
     SETTLED_SCHEMA,
@@ -14,7 +16,8 @@ from millrace.audit.reconciliation.settled import (
 )
 from millrace.audit.reconciliation.verdict_rows import ClusterReading, Reconciler, verdict_rows
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
-from millrace.audit.runs.fact_rows import PrunedWindows
+from millrace.audit.runs.fact_rows import PrunedWindows, facts_table
+from millrace.audit.runs.run import Run
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA
 from millrace.audit.spark.spark_cells import verdicts_of
 from tests.settling import Windows
@@ -127,3 +130,18 @@ def _bitmap(sequences):
     ((base, bitmap),) = encode_bitmaps(np.array(sequences, dtype=np.uint64))
     assert base == 0
     return bitmap
+
+
+def run_of(state, captured, **changes):
+    settings = parse_config(
+        {
+            "clusters": {"ewr": {"bootstrap": ["h:1"], "tier": "source"}},
+            "topics": ["flights"],
+            "window": "10ms",
+        }
+    )
+    return Run(
+        config=settings, state=state, before=Commit(number=1), captured=captured,
+        now_ms=captured.taken_ms, number=2, name="00000002-run", ranges=[], unread=[],
+        facts=facts_table(captured.ledger, captured.origins), **changes,
+    )  # fmt: skip

@@ -12,6 +12,7 @@ from millrace.broker.client.cluster import Cluster
 from millrace.broker.protocol.frames import Api, RequestHead
 from tests.unit.client.scripted_server import (
     Handler,
+    Peer,
     ScriptedServer,
     brokerlike,
     metadata_answer,
@@ -56,3 +57,7 @@ def cluster(*addresses: str, **options: Any) -> Cluster:
     options.setdefault("request_timeout_ms", 3000)
     options.setdefault("rng", random.Random(5))
     return Cluster("ewr", addresses, **options)
+
+
+async def hold(peer: Peer) -> None:
+    await peer.reader.read()

@@ -9,8 +9,8 @@ from typing import Any
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.group_member import GroupMember
 from millrace.broker.protocol.frames import Api, RequestHead
+from tests.unit.client.cluster_stage import FakeBroker
 from tests.unit.client.scripted_server import coordinator_answer, nested, response
-from tests.unit.client.test_cluster import FakeBroker
 
 
 class Coordinator:

@@ -20,16 +20,12 @@ from millrace.broker.errors import (
 )
 from millrace.broker.protocol.address import Address
 from tests.ports import free_port
-from tests.unit.client.cluster_stage import FakeBroker, cluster
+from tests.unit.client.cluster_stage import FakeBroker, cluster, hold
 from tests.unit.client.scripted_server import (
     Peer,
     ScriptedServer,
 )
 from tests.waiting import until_async as until
-
-
-async def hold(peer: Peer) -> None:
-    await peer.reader.read()
 
 
 def test_dead_bootstrap_servers_are_passed_over() -> None:

@@ -16,8 +16,8 @@ from millrace.broker.errors import (
     UnsupportedVersion,
 )
 from millrace.broker.protocol.frames import Api, RequestHead
+from tests.unit.client.cluster_stage import FakeBroker, cluster
 from tests.unit.client.scripted_server import coordinator_answer, nested, response
-from tests.unit.client.test_cluster import FakeBroker, cluster
 
 
 def described(code: int) -> Group:

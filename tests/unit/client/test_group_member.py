@@ -9,8 +9,8 @@ import pytest
 
 from millrace.broker.client.group_offsets import CommittedOffset
 from millrace.broker.errors import FencedInstanceId, GroupMaxSizeReached, IllegalGeneration
+from tests.unit.client.cluster_stage import cluster
 from tests.unit.client.group_stage import Coordinator, Events, member
-from tests.unit.client.test_cluster import cluster
 from tests.waiting import patience
 from tests.waiting import until_async as until
 

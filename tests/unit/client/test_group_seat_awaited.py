@@ -13,9 +13,9 @@ from structlog.testing import capture_logs
 from millrace.broker.client import group_member
 from millrace.broker.protocol.frames import Api, RequestHead
 from tests.servers import free_port
+from tests.unit.client.cluster_stage import cluster, hold
 from tests.unit.client.group_stage import Coordinator, Events, member, never
 from tests.unit.client.scripted_server import ScriptedServer
-from tests.unit.client.test_cluster import cluster, hold
 from tests.waiting import patience
 from tests.waiting import until_async as until
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from millrace.broker.protocol.frames import Api, RequestHead
+from tests.unit.client.cluster_stage import cluster
 from tests.unit.client.group_stage import Coordinator, Events, member
-from tests.unit.client.test_cluster import cluster
 from tests.waiting import patience
 from tests.waiting import until_async as until
 

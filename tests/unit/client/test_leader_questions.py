@@ -17,8 +17,8 @@ from millrace.broker.errors import (
     UnknownTopicOrPartition,
 )
 from millrace.broker.protocol.frames import Api, RequestHead
+from tests.unit.client.cluster_stage import FakeBroker, cluster
 from tests.unit.client.scripted_server import Handler, nested, response
-from tests.unit.client.test_cluster import FakeBroker, cluster
 from tests.waiting import patience
 
 NO_LEADER = -1

@@ -14,8 +14,8 @@ from millrace.broker.client.open_transactions import OpenTransaction, open_trans
 from millrace.broker.errors import ProtocolError
 from millrace.broker.protocol.frames import Api, RequestHead
 from tests.servers import free_port
+from tests.unit.client.cluster_stage import FakeBroker, cluster
 from tests.unit.client.scripted_server import nested, response
-from tests.unit.client.test_cluster import FakeBroker, cluster
 
 PRODUCER_ID = 77
 START_OFFSET = 1234

@@ -16,8 +16,8 @@ from millrace.broker.protocol.batch import parse_header
 from millrace.broker.protocol.frames import Api, RequestHead
 from millrace.broker.protocol.records import read_records
 from tests import seeds
+from tests.unit.client.cluster_stage import FakeBroker, cluster
 from tests.unit.client.scripted_server import response
-from tests.unit.client.test_cluster import FakeBroker, cluster
 from tests.waiting import patience
 
 

@@ -10,8 +10,8 @@ import pytest
 from millrace.broker.client.raw_produce import init_producer_id
 from millrace.broker.errors import UnsupportedVersion
 from millrace.broker.protocol.frames import Api, RequestHead
+from tests.unit.client.cluster_stage import FakeBroker, cluster
 from tests.unit.client.scripted_server import coordinator_answer, response
-from tests.unit.client.test_cluster import FakeBroker, cluster
 
 
 class Coordinator:

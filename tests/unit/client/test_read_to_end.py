@@ -24,8 +24,8 @@ from millrace.broker.protocol import hot_fetch
 from millrace.broker.protocol.batch import parse_header
 from millrace.broker.protocol.frames import Api, RequestHead
 from millrace.broker.protocol.records import Record, build_batch
+from tests.unit.client.cluster_stage import FakeBroker, cluster
 from tests.unit.client.scripted_server import nested, response
-from tests.unit.client.test_cluster import FakeBroker, cluster
 from tests.waiting import patience
 
 

@@ -9,8 +9,8 @@ from millrace.broker.client.offsets import EARLIEST, EARLIEST_LOCAL
 from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.protocol import hot_fetch
 from millrace.broker.protocol.frames import Api, RequestHead
+from tests.unit.client.cluster_stage import FakeBroker, cluster
 from tests.unit.client.scripted_server import nested, response
-from tests.unit.client.test_cluster import FakeBroker, cluster
 from tests.unit.client.test_read_to_end import batch
 
 NAME = "events"

@@ -13,8 +13,8 @@ from millrace.mirror.config import parse_config
 from millrace.mirror.seat import WorkerSeat
 from millrace.mirror.sharing.assignment import Share, encode_share
 from millrace.mirror.sharing.peers import add_crew, crew_of
+from tests.unit.client.cluster_stage import cluster
 from tests.unit.client.group_stage import Coordinator, Events
-from tests.unit.client.test_cluster import cluster
 from tests.waiting import patience
 from tests.waiting import until_async as until
 

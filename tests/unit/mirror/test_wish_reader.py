@@ -16,8 +16,8 @@ from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.control import wish_reader
 from millrace.mirror.control.wish_reader import WishReader
 from millrace.mirror.control.wishes import Scope, Wishes
+from tests.unit.client.cluster_stage import FakeBroker, cluster
 from tests.unit.client.scripted_server import nested, response
-from tests.unit.client.test_cluster import FakeBroker, cluster
 from tests.waiting import until_async as until
 
 TOPIC = "wishes"

@@ -120,3 +120,8 @@ def run(folder: Path, scenario: Callable[[Bench], Awaitable[None]], **options: A
             bench.logs.close(0)
 
     asyncio.run(main())
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)

@@ -15,7 +15,7 @@ from millrace.broker.errors import KafkaStorageError
 from millrace.broker.storage.log import Log
 from tests.waiting import patience, until_async
 
-from .test_replicated_partitions import LAG_MS, Bench, batch, run, turns
+from .replicated_stage import LAG_MS, Bench, batch, run, turns
 
 MANY_FLUSHES = 10
 """More than there are threads of any kind."""

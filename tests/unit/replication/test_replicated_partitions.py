@@ -20,13 +20,8 @@ from millrace.broker.replication.local_partition import (
 )
 from millrace.broker.replication.partition import PartitionState
 from millrace.broker.replication.replica_manager import ACKS_ALL
-from tests.unit.replication.replicated_stage import LAG_MS, REPLICAS, TOPIC_ID, Bench, batch, run
+from tests.unit.replication.replicated_stage import LAG_MS, REPLICAS, TOPIC_ID, Bench, batch, run, turns
 from tests.waiting import patience, until_async
-
-
-async def turns(count: int = 5) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 def test_acks_all_is_answered_when_the_whole_in_sync_set_has_it(tmp_path: Path) -> None:
