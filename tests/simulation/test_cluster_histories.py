@@ -41,6 +41,7 @@ from tests.simulation.cluster.failed_logs import FailedLogs
 from tests.simulation.cluster.fetching import Fetching
 from tests.simulation.cluster.history import History, Outcome
 from tests.simulation.cluster.loads import ALL, GROUPS, REPLICATION, STREAMS
+from tests.simulation.cluster.product_log import product_log
 from tests.simulation.cluster.streams import StreamProducer
 
 FIRST_SEED = int(os.environ.get("MILLRACE_SIMULATE_SEED", "1"))
@@ -82,6 +83,25 @@ def test_an_end_that_a_replaced_coordinator_hears_is_not_mixed_up_with_the_one_b
     assert run(42790).violation is None
     monkeypatch.setattr(Transaction, "_confirmed", lambda _, answer: [answer])
     assert run(42790).violation is not None, "this history is another one by now: find one of its kind"
+
+
+def test_a_broker_that_is_back_but_not_registered_again_is_not_reckoned_with() -> None:
+    """It was killed; the session of its former life goes on, and the controller believes in that one when the
+    last member that was not interrupted stops in order. What only these two had may be lost."""
+    history = History(FIRST_SEED, REPLICATION)
+    broker = history.brokers[1]
+    with product_log(history.world):
+        for each in history.brokers.values():
+            each.start()
+        history.world.run(2_000)
+    assert history.truth.is_running(1, 0)
+    broker.crash(power=False)
+    assert not history.truth.is_running(1, 0)
+    broker.start()
+    assert not history.truth.is_running(1, 0)
+    with product_log(history.world):
+        history.world.run(8_000)
+    assert history.truth.is_running(1, 0)
 
 
 @pytest.mark.parametrize("load", [REPLICATION, ALL])

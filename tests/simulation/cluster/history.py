@@ -81,6 +81,7 @@ class History:
         self.truth.is_uninterrupted = lambda broker, number: self.brokers[broker].is_uninterrupted(number)
         self.truth.is_running = lambda broker, number: (
             self.brokers[broker].is_alive
+            and self.brokers[broker].is_registered  # not only an earlier life, whose session goes on
             and world.now_ms - self._registered_ms.get(f"{BROKERS}{broker}", world.now_ms) >= RECKONED_WITH_MS
             and not logs[broker][number].is_offline
         )
