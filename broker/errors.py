@@ -164,7 +164,7 @@ class KafkaError(MillraceError):
 
 
 class UnknownErrorCode(KafkaError):
-    """A peer answered with a code that is newer than the table below; `wire_code` keeps it."""
+    """A peer answered with a code that is newer than the table below."""
 
     code = -1
     name = "UNKNOWN_ERROR_CODE"
@@ -172,7 +172,6 @@ class UnknownErrorCode(KafkaError):
 
     def __init__(self, wire_code: int, message: str = ""):
         super().__init__(message or f"unknown error code {wire_code}")
-        self.wire_code = wire_code
 
 
 # One class for each code of the protocol (Apache Kafka 4.1). A table, kept two lines a row.

@@ -64,7 +64,6 @@ class Mirror:
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self.worker: Worker | None = None
-        self.control_port = 0
 
     def request_stop(self) -> None:
         """Asks for an orderly end; asked twice, for an end at once."""
@@ -96,7 +95,6 @@ class Mirror:
         worker = self.worker = Worker(config, target, sources, _now_ms, self._between)
         control = self.control = Control(worker, connect, self._config_path)
         await control.start()
-        self.control_port = control.port
         log.info("mirror started", name=config.name, target=target.name, sources=",".join(sources))
         carrying = asyncio.get_running_loop().create_task(self._carry(worker))
         try:

@@ -86,7 +86,6 @@ class CleanResult:
     written_size: int = 0
     record_count: int = 0
     kept_record_count: int = 0
-    keyless_count: int = 0
     segments_before: int = 0
     segments_after: int = 0
 

@@ -272,7 +272,6 @@ class _SegmentCheck:
         epochs: _Epochs | None,
     ) -> None:
         self._path = path
-        self._base = base
         self._is_active = is_active
         self._may_have_holes = may_have_holes
         self._epochs = epochs

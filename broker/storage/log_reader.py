@@ -26,12 +26,11 @@ _EMPTY = memoryview(b"")
 class LogRead(NamedTuple):
     """Whole batches; the first may begin below the offset asked for. `next_offset` is where to go on.
 
-    `position` is the first byte's place in the segment that begins at `segment_base_offset`.
+    `position` is the first byte's place in its segment.
     """
 
     data: memoryview
     next_offset: int
-    segment_base_offset: int
     position: int
 
 
@@ -56,7 +55,7 @@ class LogReader:
         found = self._locate(offset, may_block) if offset < end_offset else None
         if found is None:
             active = self._segments.active
-            return LogRead(_EMPTY, offset, active.base_offset, active.size)
+            return LogRead(_EMPTY, offset, active.size)
         return self._read_at(positions, *found, offset, max_bytes, end_offset, at_least_one, may_block)
 
     def _read_at(
@@ -87,7 +86,7 @@ class LogReader:
         if size == 0 or size > max_bytes:
             following = following or parse_header(data).size
             if not at_least_one or parse_header(data).base_offset >= end_offset:
-                return LogRead(_EMPTY, offset, segment.base_offset, position)
+                return LogRead(_EMPTY, offset, position)
             if len(data) < following:
                 data = read(position, following)
                 if positions is not self._positions:
@@ -96,7 +95,7 @@ class LogReader:
             if size == 0:
                 raise CorruptMessage(f"{segment.path}: no whole batch at byte {position}")
         _remember(positions, next_offset, segment, position + size)
-        return LogRead(memoryview(data)[:size], next_offset, segment.base_offset, position)
+        return LogRead(memoryview(data)[:size], next_offset, position)
 
     def forget_positions(self) -> None:
         """To be called when offsets may be given anew (a truncation: after the files are cut, before anything

@@ -64,7 +64,6 @@ class OpenedSegments:
     holes: OffsetHoles
     notes: list[str] = field(default_factory=list)
     epochs: list[tuple[int, int]] = field(default_factory=list)  # of the batches that were read
-    cut_size: int = 0
     has_holes: bool = False
     is_as_left: bool = False
 
@@ -220,7 +219,6 @@ def _recover(
             raise _damaged(segment.path, f"byte {bad.position}: {bad}") from None
         cut_size = segment.size - bad.position
         segment.truncate(bad.position, interval_size)
-        opened.cut_size += cut_size
         opened.notes.append(
             f"{segment.path}: {cut_size} bytes after offset {segment.next_offset} were not whole "
             f"and have been cut ({bad})"
@@ -329,8 +327,6 @@ def _drop_rest(
     for base in bases:
         for suffix in (LOG_SUFFIX, *SIDE_SUFFIXES):
             path = directory / f"{base:020d}{suffix}"
-            if suffix == LOG_SUFFIX:
-                opened.cut_size += path.stat().st_size
             path.unlink(missing_ok=True)
     opened.notes.append(
         f"{directory}: {len(bases)} segments from offset {bases[0]} on removed, "
