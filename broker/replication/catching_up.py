@@ -9,7 +9,7 @@ the event loop, as a leader's do; large answers, and everything that waits for a
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -37,11 +37,24 @@ log = structlog.get_logger("millrace.broker")
 Bounds = Callable[[LocalPartition], Awaitable[tuple[int, int]]]
 """Asks the leader where its log begins and ends."""
 
-AT_ONCE = 0.0
 EXPECTED_REST_SECONDS = 0.05
 UNEXPECTED_REST_SECONDS = 1.0
 LARGE_APPEND_SIZE = 1 << 20
 """From here on an append would hold up the event loop for more than about a millisecond."""
+
+
+class Taken(NamedTuple):
+    """What came of an answer."""
+
+    rest_seconds: float = 0.0
+    """Until the partition is to be asked for again."""
+    is_all: bool = False
+    """Whether nothing of the answer was left out, as of one that came too late. A leader that says everything
+    once would not say it again."""
+
+
+AT_ONCE = Taken()
+ALL = Taken(is_all=True)
 
 
 class CatchingUp:
@@ -54,44 +67,45 @@ class CatchingUp:
         self._clock_ms = clock_ms
         self._flusher = flusher
 
-    async def take(self, local: LocalPartition, answer: Answer, records: Buffer, bounds: Bounds) -> float:
-        """Seconds to rest. Raises what the log raises (KafkaStorageError, CorruptMessage, OffsetOutOfRange)
-        and what `bounds` raises."""
+    async def take(self, local: LocalPartition, answer: Answer, records: Buffer, bounds: Bounds) -> Taken:
+        """Do what the answer asks for. Raises what the log raises (KafkaStorageError, CorruptMessage,
+        OffsetOutOfRange) and what `bounds` raises."""
         if local.turn.locked() or local.replica.role is not Role.FOLLOWER:
             return AT_ONCE
         decision = decide(answer, _position(local), local.log.leader_epochs)
         match decision:
             case Append():
-                await self._append(local, answer, records)
+                return await self._append(local, answer, records)
             case Truncate(offset):
                 return await self._truncate(local, answer.leader_epoch, offset)
             case AskBounds():
                 return await self._realign(local, answer.leader_epoch, bounds)
             case AskLater(code, expected):
                 if expected:
-                    return EXPECTED_REST_SECONDS
+                    return Taken(EXPECTED_REST_SECONDS, is_all=True)  # it is said again until it is over
                 raise error_for_code(code, f"the leader answers {error_for_code(code).name}")
             case Outdated() | StartAnew():
                 pass
         return AT_ONCE
 
-    async def _append(self, local: LocalPartition, answer: Answer, records: Buffer) -> None:
+    async def _append(self, local: LocalPartition, answer: Answer, records: Buffer) -> Taken:
         if len(records) >= LARGE_APPEND_SIZE:
             async with local.turn:
                 if not _is_current(local, answer.leader_epoch):
-                    return
+                    return AT_ONCE
                 await self._on_disk(self._append_now, local, records, answer.leader_epoch)
         elif len(records):
             self._append_now(local, records, answer.leader_epoch)
         replica, partition_log = local.replica, local.log
         if not _is_current(local, answer.leader_epoch):
-            return
+            return AT_ONCE
         replica.follow(answer.high_watermark, partition_log.end_offset)
         start = start_to_follow(_position(local), answer.log_start_offset)
         if start is not None:
             partition_log.advance_start_offset(start)
         if partition_log.end_offset - partition_log.recovery_point >= local.flush_messages:
             self._flusher.soon(local)
+        return ALL
 
     def _append_now(self, local: LocalPartition, records: Buffer, leader_epoch: int) -> None:
         partition_log = local.log
@@ -107,7 +121,7 @@ class CatchingUp:
             partition_log.start_anew(first.base_offset, self._clock_ms())
             partition_log.append_as_follower(records, self._clock_ms(), leader_epoch)
 
-    async def _truncate(self, local: LocalPartition, leader_epoch: int, offset: int) -> float:
+    async def _truncate(self, local: LocalPartition, leader_epoch: int, offset: int) -> Taken:
         async with local.turn:
             before = local.log.end_offset
             if not _is_current(local, leader_epoch):
@@ -122,9 +136,9 @@ class CatchingUp:
             was_end=before,
             end=local.log.end_offset,
         )
-        return AT_ONCE if local.log.end_offset < before else UNEXPECTED_REST_SECONDS
+        return AT_ONCE if local.log.end_offset < before else Taken(UNEXPECTED_REST_SECONDS)
 
-    async def _realign(self, local: LocalPartition, leader_epoch: int, bounds: Bounds) -> float:
+    async def _realign(self, local: LocalPartition, leader_epoch: int, bounds: Bounds) -> Taken:
         leader_start, leader_end = await bounds(local)
         if not _is_current(local, leader_epoch):
             return AT_ONCE
@@ -146,7 +160,7 @@ class CatchingUp:
                 )
                 return AT_ONCE
         # The leader takes the offset after all; it may be about to lead, or to change.
-        return UNEXPECTED_REST_SECONDS
+        return Taken(UNEXPECTED_REST_SECONDS)
 
 
 def _position(local: LocalPartition) -> FollowerState:

@@ -61,7 +61,6 @@ class Answer:
     high_watermark: int = -1
     log_start_offset: int = -1
     diverging: tuple[int, int] | None = None
-    has_records: bool = False
 
 
 @dataclass(frozen=True, slots=True)

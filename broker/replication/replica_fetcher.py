@@ -2,7 +2,8 @@
 that bring records and one for the idle rest (`lanes.py`), each with one task and one connection.
 
 `ReplicaFetchers.follow` gives a partition to the lanes of its leader, `forget` takes it away. A lane asks for
-all its partitions in one Fetch with a long poll, gives each partition's answer to `catching_up.py`, and asks
+all its partitions in one Fetch with a long poll, of which only what is new goes over the line
+(`follower_session.py`), gives each partition's answer to `catching_up.py`, and asks
 again from where the logs end then: a fetch at offset X tells the leader that everything below X is here.
 Where only flushed records count, what was appended is flushed before that is said.
 
@@ -36,8 +37,9 @@ from millrace.broker.errors import (
 from millrace.broker.protocol import hot_fetch
 from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.topic_partition import TopicPartition
-from millrace.broker.replication.catching_up import LARGE_APPEND_SIZE, CatchingUp
+from millrace.broker.replication.catching_up import LARGE_APPEND_SIZE, CatchingUp, Taken
 from millrace.broker.replication.follower import Answer
+from millrace.broker.replication.follower_session import ENDED, FULL, NO_SESSION, FollowerSession
 from millrace.broker.replication.lanes import NEVER, Lane, is_sweep_due, lane_of
 from millrace.broker.replication.local_partition import Flusher, LocalPartition
 from millrace.broker.replication.off_loop import Turns
@@ -206,13 +208,13 @@ class LeaderFetcher:
         self._lanes[Lane.IDLE].receive([Following(local)], ADDED_DELAY_SECONDS)
 
     def remove(self, key: TopicPartition) -> bool:
-        found = [lane.partitions.pop(key, None) for lane in self._lanes.values()]
-        return any(following is not None for following in found)
+        found = [lane.let_go(key) for lane in self._lanes.values()]
+        return any(found)
 
     def change_over(self, lane: Lane, leaving: Collection[Following]) -> None:
         """These partitions of `lane` belong into the other one. None of them is being asked for."""
         for following in leaving:
-            del self._lanes[lane].partitions[following.local.key]
+            self._lanes[lane].let_go(following.local.key)
         self._lanes[Lane.IDLE if lane is Lane.BUSY else Lane.BUSY].receive(leaving)
 
     def wake(self) -> None:
@@ -258,6 +260,7 @@ class LaneFetcher:
         self._ending: set[asyncio.Task[None]] = set()
         self._interrupting: asyncio.TimerHandle | None = None
         self._is_cancelled = False
+        self._session = FollowerSession[Following]()
         self.task = self._loop.create_task(self._run(), name=f"replica-fetcher-{leader.leader}-{lane.value}")
 
     def receive(self, followings: Iterable[Following], delay_seconds: float = 0.0) -> None:
@@ -265,6 +268,13 @@ class LaneFetcher:
         for following in followings:
             self.partitions[following.local.key] = following
         self.interrupt(delay_seconds)
+
+    def let_go(self, key: TopicPartition) -> bool:
+        """Ask for it no more, and hold nothing of it. Whether it was here."""
+        following = self.partitions.pop(key, None)
+        if following is not None:
+            self._session.let_go((following.local.topic_id, following.local.partition))
+        return following is not None
 
     def interrupt(self, delay_seconds: float = 0.0) -> None:
         """There are partitions to be asked for that the fetch under way, if any, does not name: end it."""
@@ -390,22 +400,29 @@ class LaneFetcher:
         due = [each for each in due if self.partitions.get(each.local.key) is each]
         if not due:
             return
-        asked: dict[tuple[hot_fetch.Topic, int], tuple[Following, hot_fetch.PartitionFetch]] = {
-            (each.local.topic_id, each.local.partition): (each, self._question(each)) for each in due
-        }
-        response = await self._exchange(connection, [question for _, question in asked.values()])
-        self.leader.resumed()
+        try:
+            response = await self._exchange(connection, due)
+            if response is not None:
+                self.leader.resumed()
+                await self._take_all(connection, response)
+        except BaseException:
+            self._session.end()  # something that was answered may not have been taken
+            raise
+        self._change_over()
+
+    async def _take_all(self, connection: Connection, response: hot_fetch.FetchResponse) -> None:
+        owner = self.owner
         now = self._loop.time()
         taken_size, turns = 0, Turns()
         for given in response.partitions:
-            known = asked.get((given.topic, given.partition))
+            known = self._session.asked((given.topic, given.partition))
             if known is None:
                 raise connection.breach(
                     f"a partition that was not asked for: {given.topic}-{given.partition}"
                 )
             following, question = known
-            if self.partitions.get(following.local.key) is not following:
-                continue  # forgotten meanwhile, and perhaps already asked for anew
+            if following is None or self.partitions.get(following.local.key) is not following:
+                continue  # let go of meanwhile, and perhaps already asked for anew
             size = len(given.records)
             if size:
                 following.records_at = now
@@ -413,14 +430,14 @@ class LaneFetcher:
                 owner.throttle.consume(following.local.key, size)
                 # Who got something stands at the end next time: the answer's size is bounded.
                 self.partitions[following.local.key] = self.partitions.pop(following.local.key)
-            await self._take(connection, following, question, given)
+            if not await self._take(connection, following, question, given):
+                self._session.let_go((given.topic, given.partition))
             taken_size += size
             if await turns.maybe():
                 taken_size = 0
             elif taken_size >= LARGE_APPEND_SIZE:
                 taken_size = 0
                 await asyncio.sleep(0)
-        self._change_over()
 
     def _change_over(self) -> None:
         """After an answer, when nothing is being asked for: let go of who belongs into the other lane."""
@@ -446,23 +463,26 @@ class LaneFetcher:
             local.log.start_offset,
         )
 
-    async def _exchange(
-        self, connection: Connection, questions: list[hot_fetch.PartitionFetch]
-    ) -> hot_fetch.FetchResponse:
+    async def _exchange(self, connection: Connection, due: list[Following]) -> hot_fetch.FetchResponse | None:
+        """The leader's answer; None where it knows nothing of the session: it is to be asked in full."""
         limits = self.owner.limits
         version = connection.versions.highest(Api.FETCH, *_FETCH_VERSIONS)
         if version is None:
             raise UnsupportedVersion(f"{connection} offers no Fetch with topic ids")
+        wanted = self._session.want((each, self._question(each)) for each in due)
         request = hot_fetch.FetchRequest(
             limits.max_wait_ms,
             limits.min_bytes,
             limits.response_max_bytes,
             False,
-            questions,
+            wanted.partitions,
+            wanted.session_id,
+            wanted.session_epoch,
+            wanted.forgotten,
             replica_id=self.owner.broker_id,
             replica_epoch=self.owner.own_epoch,
         )
-        self._polling = connection, request._replace(max_wait_ms=0, max_bytes=0, partitions=questions[:1])
+        self._polling = connection, self._ending_of(request, due[0])
         try:
             frame = await _send(connection, version, request)
         finally:
@@ -471,9 +491,24 @@ class LaneFetcher:
             response = hot_fetch.decode_response(frame, version)
         except ProtocolError as error:
             raise connection.breach(str(error)) from error
+        if wanted.session_epoch != FULL and response.error_code in ENDED:
+            self._session.end()
+            return None
         if response.error_code:
             raise error_for_code(response.error_code)
+        self._session.answered(response.session_id)
         return response
+
+    def _ending_of(self, request: hot_fetch.FetchRequest, asked: Following) -> hot_fetch.FetchRequest:
+        """What ends this fetch: of a partition that it asks for, without a wait, in no session."""
+        return request._replace(
+            max_wait_ms=0,
+            max_bytes=0,
+            partitions=[self._question(asked)],
+            session_id=NO_SESSION,
+            session_epoch=NO_EPOCH,
+            forgotten=(),
+        )
 
     async def _ask_at_once(self, connection: Connection, request: hot_fetch.FetchRequest) -> None:
         """End the fetch under way: one that does not wait is answered after it. That answer says nothing new;
@@ -489,8 +524,9 @@ class LaneFetcher:
         following: Following,
         question: hot_fetch.PartitionFetch,
         given: hot_fetch.PartitionData,
-    ) -> None:
-        """Do what one partition's answer asks for; whatever goes wrong there stays there."""
+    ) -> bool:
+        """Do what one partition's answer asks for; whatever goes wrong there stays there. Whether all that
+        the answer says was taken."""
         local = following.local
         answer = Answer(
             question.current_leader_epoch,
@@ -500,28 +536,28 @@ class LaneFetcher:
             given.high_watermark,
             given.log_start_offset,
             given.diverging,
-            len(given.records) > 0,
         )
         try:
-            rest = await self.owner.catching_up.take(
+            taken = await self.owner.catching_up.take(
                 local, answer, given.records, self._bounds_of(connection)
             )
         except (NetworkException, ProtocolError):
             raise
         except (MillraceError, OSError) as error:
             self._failed(following, str(error))
-            rest = FAILED_REST_SECONDS
+            taken = Taken(FAILED_REST_SECONDS)
         except Exception as error:
             log.exception("replication of a partition failed", partition=str(local))
             self._failed(following, repr(error))
-            rest = FAILED_REST_SECONDS
+            taken = Taken(FAILED_REST_SECONDS)
         else:
             if given.error_code == 0:
                 following.failure = ""
                 following.lag = max(0, given.high_watermark - local.log.end_offset)
                 following.is_caught_up = following.lag == 0
-        if rest > 0:
-            self._delay(following, rest)
+        if taken.rest_seconds > 0:
+            self._delay(following, taken.rest_seconds)
+        return taken.is_all
 
     def _bounds_of(self, connection: Connection) -> Callable[[LocalPartition], Awaitable[tuple[int, int]]]:
         async def bounds(local: LocalPartition) -> tuple[int, int]:

@@ -224,7 +224,7 @@ class FetchSessionCache:
         """A new session for the reader of a full answer; its id, or 0 where there is no room."""
         privileged = request.replica_id >= 0
         count = len(request.partitions)
-        if count > MOST_IN_SESSION or self.partition_count + count > MOST_PARTITIONS:
+        if count > MOST_IN_SESSION or not self._has_room_for(count, steady_ms):
             return NO_SESSION
         asked = {(part.topic, part.partition): part for part in request.partitions}
         if len(self._sessions) >= self._slots and not self._evict((privileged, len(asked)), steady_ms):
@@ -238,6 +238,15 @@ class FetchSessionCache:
         self._sessions[session.id] = session
         self.partition_count += len(session.partitions)
         return session.id
+
+    def _has_room_for(self, count: int, steady_ms: int) -> bool:
+        """Of partitions; who has not used a session for long makes room."""
+        while self.partition_count + count > MOST_PARTITIONS:
+            oldest = next(iter(self._sessions.values()), None)
+            if oldest is None or steady_ms - oldest.used_ms <= EVICTION_MS:
+                return False
+            self._give_up(oldest)
+        return True
 
     def _new_id(self) -> int:
         while True:

@@ -470,7 +470,6 @@ class Broker(LoopProcess):
                 last_epoch,
                 high_watermark=replica.high_watermark,
                 log_start_offset=log.start_offset,
-                has_records=bool(records),
                 **fields,
             )
             self.network.send(

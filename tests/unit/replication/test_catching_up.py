@@ -12,7 +12,7 @@ import pytest
 
 from millrace.broker.errors import CorruptMessage, KafkaStorageError, NotLeaderOrFollower, OffsetOutOfRange
 from millrace.broker.protocol.records import Record, build_batch
-from millrace.broker.replication.catching_up import AT_ONCE, LARGE_APPEND_SIZE, CatchingUp
+from millrace.broker.replication.catching_up import ALL, AT_ONCE, LARGE_APPEND_SIZE, CatchingUp, Taken
 from millrace.broker.replication.follower import Answer
 from millrace.broker.replication.local_partition import Flusher, LocalPartition
 from millrace.broker.replication.partition import PartitionState, Replica
@@ -48,8 +48,8 @@ class Pair:
         log.append(build_batch(records), leader_epoch=epoch, now_ms=0)
 
     async def fetch(
-        self, *, error_code: int = 0, spoil: int = -1, high_watermark: int | None = None
-    ) -> float:
+        self, *, error_code: int = 0, spoil: int = -1, high_watermark: int | None = None, behind: int = 0
+    ) -> Taken:
         """One round: what a leader would answer to the follower's present position, taken in."""
         follower, leader = self.local.log, self.leader
         offset, last_epoch = follower.end_offset, follower.leader_epochs.latest_epoch
@@ -65,14 +65,13 @@ class Pair:
         if spoil >= 0:
             records[spoil] ^= 0xFF
         answer = Answer(
-            self.local.replica.leader_epoch,
+            self.local.replica.leader_epoch - behind,
             offset,
             self.local.log.leader_epochs.latest_epoch,
             error_code,
             leader.end_offset if high_watermark is None else high_watermark,
             leader.start_offset,
             diverging,
-            bool(records),
         )
 
         async def bounds(_local: LocalPartition) -> tuple[int, int]:
@@ -98,7 +97,7 @@ def test_follower_takes_batches_epochs_high_watermark_and_start(tmp_path: Path) 
         pair.leader.advance_start_offset(1)
         pair.write(pair.local.log, b"a", b"b")
         pair.follow(3)
-        assert await pair.fetch(high_watermark=2) == AT_ONCE
+        assert await pair.fetch(high_watermark=2) == ALL
         assert pair.content(pair.local.log) == pair.content(pair.leader)
         assert pair.local.log.leader_epochs.entries[-1] == (3, 2)
         assert (pair.local.replica.high_watermark, pair.local.log.start_offset) == (2, 1)
@@ -208,12 +207,24 @@ def test_answer_that_comes_after_a_change_of_roles_is_not_used(tmp_path: Path) -
     run(tmp_path, scenario)
 
 
+def test_answer_in_an_earlier_epoch_is_not_taken(tmp_path: Path) -> None:
+    """The leader has said its high watermark with it, and may have to say it again."""
+
+    async def scenario(pair: Pair) -> None:
+        pair.write(pair.leader, b"a")
+        pair.follow(3)
+        assert await pair.fetch(behind=1) == AT_ONCE
+        assert (pair.local.log.end_offset, pair.local.replica.high_watermark) == (0, 0)
+
+    run(tmp_path, scenario)
+
+
 def test_expected_errors_are_waited_out_and_others_are_told(tmp_path: Path) -> None:
     async def scenario(pair: Pair) -> None:
-        assert await pair.fetch(error_code=NotLeaderOrFollower.code) > AT_ONCE
+        assert (await pair.fetch(error_code=NotLeaderOrFollower.code)).rest_seconds > 0
         with pytest.raises(KafkaStorageError):
             await pair.fetch(error_code=KafkaStorageError.code)
         # Out of range, and yet within the leader's bounds: no hurry.
-        assert await pair.fetch(error_code=OffsetOutOfRange.code) >= 1
+        assert (await pair.fetch(error_code=OffsetOutOfRange.code)).rest_seconds >= 1
 
     run(tmp_path, scenario)

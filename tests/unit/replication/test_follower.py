@@ -68,9 +68,9 @@ def answer(**fields: object) -> Answer:
 
 def test_answer_of_another_epoch_or_to_another_question_is_not_used() -> None:
     cache = LeaderEpochCache(Path(), [(0, 0)])
-    assert decide(answer(has_records=True), POSITION, cache) == Append()
-    assert decide(answer(has_records=True, leader_epoch=3), POSITION, cache) == Outdated()
-    assert decide(answer(has_records=True, fetch_offset=99), POSITION, cache) == Outdated()
+    assert decide(answer(), POSITION, cache) == Append()
+    assert decide(answer(leader_epoch=3), POSITION, cache) == Outdated()
+    assert decide(answer(fetch_offset=99), POSITION, cache) == Outdated()
     assert decide(answer(diverging=(0, 5), leader_epoch=3), POSITION, cache) == Outdated()
 
 

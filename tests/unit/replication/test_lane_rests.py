@@ -154,11 +154,10 @@ def test_what_was_let_go_of_while_the_connection_was_waited_for_is_not_asked_for
     """The answer would be passed over, and the question says what this broker has of another's partition."""
     asked: list[list[tuple[str, int]]] = []
 
-    async def exchange(_lane: LaneFetcher, _connection: object, questions: list[tuple[str, int]]) -> Any:
-        asked.append(questions)
+    async def exchange(_lane: LaneFetcher, _connection: object, due: list[Following]) -> Any:
+        asked.append([each.local.key for each in due])
         raise NetworkException("the leader is away")
 
-    monkeypatch.setattr(LaneFetcher, "_question", lambda _lane, each: each.local.key)
     monkeypatch.setattr(LaneFetcher, "_exchange", exchange)
 
     async def run() -> None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from millrace.broker.protocol.hot_fetch import PartitionData, PartitionFetch
+from millrace.broker.replication.catching_up import ALL, Taken
 from millrace.broker.replication.lanes import Lane
 from millrace.broker.replication.partition import Role
 from millrace.broker.replication.replica_fetcher import Following, LaneFetcher
@@ -28,8 +29,8 @@ def following(key: tuple[str, int]) -> Following:
 
 
 class CatchingUp:
-    async def take(self, *_: Any) -> float:
-        return 0.0
+    async def take(self, *_: Any) -> Taken:
+        return ALL
 
 
 async def answered(lane: LaneFetcher, each: Following, high_watermark: int) -> None:

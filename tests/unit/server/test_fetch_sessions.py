@@ -224,6 +224,19 @@ def test_partitions_in_all_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch)
     assert (len(cache), cache.partition_count) == (0, 0)
 
 
+def test_sessions_unused_for_long_make_room_for_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a follower that has another leader now."""
+    monkeypatch.setattr(fetch_sessions, "MOST_PARTITIONS", 10)
+    cache = FetchSessionCache(10)
+    for first in (0, 5):
+        assert opened(cache, *range(first, first + 5))
+    everyone = request(*map(asked, range(7)), epoch=0)
+    answers = [PartitionData("t", number, 0, 5) for number in range(7)]
+    assert cache.open(everyone, False, answers, EVICTION_MS) == 0
+    assert cache.open(everyone, False, answers, EVICTION_MS + 1)
+    assert (len(cache), cache.partition_count, cache.evictions) == (1, 7, 2)
+
+
 def test_very_many_partitions_have_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them are looked at in one go; who asks for more is answered in full."""
     monkeypatch.setattr(fetch_sessions, "MOST_IN_SESSION", 4)
