@@ -453,7 +453,7 @@ class AuditedProducer(Producer):
 
     def _open_stream(self, topic: str, clocked: bool) -> StreamSession:
         self._check_usable()
-        stream = self._open_streams.open(topic, clocked=clocked, now_ms=_now_ms())
+        stream = self._open_streams.open(topic, clocked=clocked)
         self._reporting.wake.set()
         return stream
 

@@ -307,7 +307,6 @@ class StreamReporter:
                     secrets.token_hex(8),
                     window_ms=self._config.window_ms,
                     lease_ms=self._config.lease_ms,
-                    now_ms=self._clock_ms(),
                     promises=clocked,
                     content=self._content,
                 )

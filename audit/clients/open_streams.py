@@ -37,7 +37,7 @@ class OpenStreams:
         self._ended: list[StreamSession] = []
         self._lock = threading.Lock()
 
-    def open(self, topic: str, *, clocked: bool, now_ms: int) -> StreamSession:
+    def open(self, topic: str, *, clocked: bool) -> StreamSession:
         """The topic's stream, made where there is none. `clocked`: its records' times come from the clock.
 
         Raises TypeError, ValueError and KafkaException for what is no topic, RuntimeError after the end.
@@ -54,7 +54,6 @@ class OpenStreams:
                     secrets.token_hex(8),
                     window_ms=self._config.window_ms,
                     lease_ms=self._config.lease_ms,
-                    now_ms=now_ms,
                     promises=clocked,
                     content=self._config.content,
                 )

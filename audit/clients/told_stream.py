@@ -68,12 +68,11 @@ class ToldStream:
         *,
         window_ms: int,
         lease_ms: int,
-        now_ms: int,
         promises: bool = True,
         content: bool = False,
     ):
         self.identity, self.topic, self.stream = identity, topic, stream
-        self.window_ms, self.lease_ms, self.opened_ms = window_ms, lease_ms, now_ms
+        self.window_ms, self.lease_ms = window_ms, lease_ms
         self.content = content
         self.prefix = encode_prefix(stream)
         self.windows = {}

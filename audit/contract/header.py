@@ -1,7 +1,7 @@
 """The identity header that an audited producer puts on every record.
 
 Encoded by `producer` and `stream_reporter`, once a record; read by consumers that count online. The Spark
-reader has a compiled twin of `decode_identity` in its batch scan, for which this module is the oracle.
+reader's batch scan reads it in compiled code, from the places that are named here.
 
 One record header, key `_mr`, value:
 
@@ -26,7 +26,9 @@ from millrace.broker.errors import MillraceError
 
 HEADER_KEY = "_mr"
 HEADER_VERSION = 1
-FIXED_SIZE = 23
+STREAM_AT, SEQUENCE_AT, CREATED_AT, FIXED_SIZE = 1, 9, 17, 23
+"""Where stream, sequence, creation time and the producer's name begin. (A compiled scan that is kept on disk
+has them as they were: who changes them touches `scanning/scan.py` too.)"""
 MAX_PRODUCER_NAME_SIZE = 249  # as the names of topics
 MAX_SEQUENCE = (1 << 63) - 1
 MAX_CREATED_MS = (1 << 48) - 1
@@ -79,13 +81,13 @@ def decode_identity(value: bytes | memoryview | None) -> RecordIdentity:
         raise InvalidIdentity(
             f"header {HEADER_KEY} has version {value[0]}, this reader knows {HEADER_VERSION}"
         )
-    sequence = int.from_bytes(value[9:17], "big")
+    sequence = int.from_bytes(value[SEQUENCE_AT:CREATED_AT], "big")
     if sequence > MAX_SEQUENCE:
         raise InvalidIdentity(f"header {HEADER_KEY} has the impossible sequence {sequence}")
     return RecordIdentity(
-        stream=bytes(value[1:9]).hex(),
+        stream=bytes(value[STREAM_AT:SEQUENCE_AT]).hex(),
         sequence=sequence,
-        created_ms=int.from_bytes(value[17:23], "big"),
+        created_ms=int.from_bytes(value[CREATED_AT:FIXED_SIZE], "big"),
         producer=decode_producer_name(bytes(value[FIXED_SIZE:])),
     )
 

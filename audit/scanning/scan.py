@@ -28,6 +28,14 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, types
 
+from millrace.audit.contract.header import (
+    FIXED_SIZE,
+    HEADER_KEY,
+    HEADER_VERSION,
+    MAX_CREATED_MS,
+    SEQUENCE_AT,
+    STREAM_AT,
+)
 from millrace.audit.scanning.xxh64 import le64, xxh64
 from millrace.broker.protocol.batch_kernels import (
     B_ATTRIBUTES,
@@ -39,6 +47,8 @@ from millrace.broker.protocol.batch_kernels import (
     B_MAX_MS,
     B_RECORDS,
 )
+
+KEY_1, KEY_2, KEY_3 = HEADER_KEY.encode()
 
 MALFORMED = -1
 """B_MAGIC of a batch whose records could not be followed to its end"""
@@ -194,6 +204,12 @@ def _find_group(groups, table, state, stream, window, chunk, high):  # type: ign
 
 
 @njit(inline="always")
+def _is_identity(buffer, name, size):  # type: ignore[no-untyped-def]
+    """Whether a header's key, whose bytes are there, is that of the identity."""
+    return size == 3 and buffer[name] == KEY_1 and buffer[name + 1] == KEY_2 and buffer[name + 2] == KEY_3
+
+
+@njit(inline="always")
 def _is_minimal(buffer, position, after):  # type: ignore[no-untyped-def]
     """Whether the varint [position, after) is as short as its value allows."""
     return after - position == 1 or buffer[np.uint64(after - 1)] != 0
@@ -222,9 +238,7 @@ def record_digest(buffer, position, headers, end, sequence):  # type: ignore[no-
         name_size, name = _varint(buffer, at, end)
         size, content = _varint(buffer, name + name_size, end)
         after = content + max(size, 0)
-        if not (
-            name_size == 3 and buffer[name] == 95 and buffer[name + 1] == 109 and buffer[name + 2] == 114
-        ):
+        if not _is_identity(buffer, name, name_size):
             if (
                 size < -1
                 or not _is_minimal(buffer, at, name)
@@ -317,12 +331,7 @@ def count_records(  # type: ignore[no-untyped-def]
                 if p < 0 or content_size > end - p:
                     bad = True
                     break
-                if (
-                    name_size == 3
-                    and buffer[name] == 95
-                    and buffer[name + 1] == 109
-                    and buffer[name + 2] == 114
-                ):
+                if _is_identity(buffer, name, name_size):
                     found = p  # the last one wins: a re-publisher stamps behind the headers it copied
                     found_size = content_size
                 p += max(content_size, 0)
@@ -337,18 +346,18 @@ def count_records(  # type: ignore[no-untyped-def]
             if found < 0:
                 state[S_UNAUDITED] += 1
                 continue
-            if found_size < 1 or buffer[found] != 1:
+            if found_size < 1 or buffer[found] != HEADER_VERSION:
                 if found_size < 1:
                     state[S_BAD_HEADER] += 1
                 else:
                     state[S_BAD_VERSION] += 1
                 continue
-            if found_size < 23:
+            if found_size < FIXED_SIZE:
                 state[S_BAD_HEADER] += 1
                 continue
-            stream = _be64(buffer, found + 1)
-            sequence = _be64(buffer, found + 9)
-            created_ms = _be64(buffer, found + 15) & np.int64(0xFFFFFFFFFFFF)
+            stream = _be64(buffer, found + STREAM_AT)
+            sequence = _be64(buffer, found + SEQUENCE_AT)
+            created_ms = _be64(buffer, found + FIXED_SIZE - 8) & np.int64(MAX_CREATED_MS)
             if sequence < 0:  # 2^63 and above: no producer counts that far
                 state[S_BAD_HEADER] += 1
                 continue
@@ -366,9 +375,9 @@ def count_records(  # type: ignore[no-untyped-def]
                 last_stream = stream
                 last_high = high
             group = groups[last_group]
-            name_size = found_size - 23
+            name_size = found_size - FIXED_SIZE
             if name_size != 0:  # none: `identity: compact`
-                name = found + 23
+                name = found + FIXED_SIZE
                 same = (
                     name_size == group[G_NAME_SIZE]
                     and _name_last(buffer, name + name_size, name_size) == group[G_NAME_LAST]

@@ -43,6 +43,7 @@ from millrace.audit.spark.read_options import ReadOptions, parse_options
 from millrace.audit.spark.task_plan import OffsetRange
 from millrace.broker.client.admin import describe_topics_configs
 from millrace.broker.errors import ClusterUnreachable, ConfigError, KafkaError
+from millrace.broker.protocol.topic_partition import TopicPartition
 
 if TYPE_CHECKING:  # loaded by whoever reads
     from millrace.audit.scanning.range_reader import RangeReader
@@ -55,7 +56,7 @@ INSTALL = (
     "or reader: millrace"
 )
 
-RangesAt = Mapping[tuple[str, int], Sequence[OffsetRange]]
+RangesAt = Mapping[TopicPartition, Sequence[OffsetRange]]
 """{(topic in the cluster, partition): the ranges read of it}"""
 
 
@@ -90,7 +91,7 @@ def _read_cluster(
     tasks: int,
     meter: ReadMeter | None,
 ) -> DataFrame:
-    ranges_at: dict[tuple[str, int], list[OffsetRange]] = {}
+    ranges_at: dict[TopicPartition, list[OffsetRange]] = {}
     for each in ranges:
         ranges_at.setdefault((each.topic_here, each.partition), []).append(each)
     given: dict[str, str] = {
@@ -156,7 +157,7 @@ def count_rows(
     counters: dict[OffsetRange, CellCounter] = {}
     notes = NoteRows()
     rows_of: dict[
-        tuple[str, int], tuple[int, int]
+        TopicPartition, tuple[int, int]
     ] = {}  # by partition: offsets from the first to behind the last
     for batch in batches:
         if told is not None:

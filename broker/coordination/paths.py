@@ -38,6 +38,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.broker.protocol.address import Address
+from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.replication.partition import PartitionState
 from millrace.broker.storage.log_config import UNREADABLE
 
@@ -343,13 +344,13 @@ def decode_producer_id_block(data: bytes) -> ProducerIdBlock:
         raise ValueError(f"a producer id block lacks {error}") from None
 
 
-def encode_partitions(partitions: Iterable[tuple[str, int]]) -> bytes:
+def encode_partitions(partitions: Iterable[TopicPartition]) -> bytes:
     """A request for elections: which partitions."""
     listed = [{"topic": topic, "partition": number} for topic, number in sorted(partitions)]
     return _dump({"version": 1, "partitions": listed})
 
 
-def decode_partitions(data: bytes) -> frozenset[tuple[str, int]]:
+def decode_partitions(data: bytes) -> frozenset[TopicPartition]:
     try:
         return frozenset((str(one["topic"]), int(one["partition"])) for one in _load(data)["partitions"])
     except (KeyError, TypeError) as error:
@@ -362,7 +363,7 @@ def encode_offline(partitions: Mapping[str, Iterable[int]]) -> bytes:
     return _dump({"version": 1, "partitions": listed})
 
 
-def decode_offline(data: bytes) -> frozenset[tuple[str, int]]:
+def decode_offline(data: bytes) -> frozenset[TopicPartition]:
     partitions = _load(data).get("partitions")
     if not isinstance(partitions, dict):
         raise ValueError("expected partitions")

@@ -15,6 +15,8 @@ from enum import Enum
 
 from kio.schema.errors import ErrorCode
 
+from millrace.broker.protocol.topic_partition import TopicPartition
+
 Ticket = int
 
 
@@ -220,4 +222,4 @@ class CommitRequest:
     member_id: str
     instance_id: str | None
     generation: int
-    offsets: dict[tuple[str, int], OffsetToCommit]
+    offsets: dict[TopicPartition, OffsetToCommit]

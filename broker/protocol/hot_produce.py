@@ -25,6 +25,7 @@ from millrace.broker.protocol.leader_hints import (
     encode_leader,
     encode_node_endpoints,
 )
+from millrace.broker.protocol.topic_partition import TopicPartition
 
 VERSIONS = range(3, 12)
 FIRST_FLEXIBLE = 9
@@ -137,7 +138,7 @@ def encode_request(
     version: int,
     correlation_id: int,
     client_id: str,
-    batches: Mapping[tuple[str, int], Buffer | Sequence[Buffer]],
+    batches: Mapping[TopicPartition, Buffer | Sequence[Buffer]],
     *,
     acks: int = -1,
     timeout_ms: int = 30_000,

@@ -48,6 +48,7 @@ from millrace.broker.groups.config import GroupConfig
 from millrace.broker.groups.coordinator import GroupCoordinator
 from millrace.broker.protocol.address import Address
 from millrace.broker.protocol.system_topics import OFFSETS_TOPIC
+from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.replication.in_sync_sets import CHECKS_PER_LAG
 from millrace.broker.replication.replica_manager import ReplicaManager
 from millrace.broker.server.context import BrokerServices, Clock, SystemClock
@@ -93,7 +94,7 @@ class Broker:
         self._dynamic = DynamicSettings(config.settings, config.id, self._cache)
         self._supervisor = Supervisor()
         self._is_serving = False
-        self._reported_offline: set[tuple[str, int]] = set()
+        self._reported_offline: set[TopicPartition] = set()
         self._compaction = ThreadPoolExecutor(1, "compaction")
         self._cleanup: list[tuple[str, Callable[[], Awaitable[None]]]] = []
         self._report = StartReport(config.zookeeper)

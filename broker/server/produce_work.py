@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from millrace.broker.errors import MillraceError, RecordTooLarge
 from millrace.broker.protocol.batch import ATTRIBUTES_POSITION, COMPRESSION_MASK
 from millrace.broker.protocol.hot_produce import PartitionBatches
+from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.storage.batch_validation import Budget
 
 COMPRESSED_AT_ONCE = 64 << 10
@@ -72,7 +73,7 @@ def budget_of_request(size: int, request_max_size: int) -> Budget:
     )
 
 
-def repeated(partitions: Sequence[PartitionBatches]) -> frozenset[tuple[str, int]]:
+def repeated(partitions: Sequence[PartitionBatches]) -> frozenset[TopicPartition]:
     """Partitions that stand in a request more than once."""
     if len(partitions) < 2:
         return frozenset()

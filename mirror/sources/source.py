@@ -39,6 +39,7 @@ from millrace.broker.errors import (
     error_for_code,
 )
 from millrace.broker.protocol.mirror_positions import NO_TOPIC_ID, Position
+from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.mirror.config import FetchConfig, SourceConfig
 from millrace.mirror.delivery.system_records import CLUSTER_FAILURES, NewFailures
 from millrace.mirror.gaps.gaps import GapClass
@@ -103,15 +104,15 @@ class SourceReader:
         self._discovery_interval_ms = discovery_interval_ms
         self._now_ms = now_ms
         self._on_view = on_view
-        self._refusals: dict[tuple[str, int], int] = {}  # of a partition's fetches, in a row
-        self.failures: Failures[tuple[str, int]] = Failures()  # of what is begun and fetched here
+        self._refusals: dict[TopicPartition, int] = {}  # of a partition's fetches, in a row
+        self.failures: Failures[TopicPartition] = Failures()  # of what is begun and fetched here
         self.view_failures: Failures[str] = Failures()  # of what follows from a look; by ALL_TOPICS alone
-        self._silences: Silences[tuple[str, int]] = Silences()
+        self._silences: Silences[TopicPartition] = Silences()
         self._logs = SourceLogs(config.cluster, cluster, now_ms, record_start, self.failures)
         self._histories = Histories(cluster)
         self._bucket = TokenBucket()
         self._surveyor = Surveyor(cluster, self._bucket.spend)
-        self._pipelines: dict[tuple[str, int], PartitionPipeline] = {}
+        self._pipelines: dict[TopicPartition, PartitionPipeline] = {}
         self._loops: dict[Way, FetchLoop] = {}
         self._look_again = asyncio.Event()
         self._has_new_view = asyncio.Event()
@@ -310,7 +311,7 @@ class SourceReader:
         """Gives each pipeline to the loop of its leader; loops begin and end as needed."""
         if self.view is None:
             return
-        wanted: dict[Way, dict[tuple[str, int], PartitionPipeline]] = {}
+        wanted: dict[Way, dict[TopicPartition, PartitionPipeline]] = {}
         for key, pipeline in self._pipelines.items():
             leader = self.view.leader(*key)
             if leader is None:
@@ -391,7 +392,7 @@ class SourceReader:
             self._take_all(loop, asked, positions, answers)
             del answers  # or they would keep their memory until the next ones are there
 
-    def _not_answered(self, key: tuple[str, int], pipeline: PartitionPipeline, reason: str) -> None:
+    def _not_answered(self, key: TopicPartition, pipeline: PartitionPipeline, reason: str) -> None:
         """Told of each partition: that others answer says nothing of it. The next answer ends it."""
         if pipeline.state is State.RUNNING:
             self.failures.failed(key, reason, self._now_ms())
@@ -399,8 +400,8 @@ class SourceReader:
     def _take_all(
         self,
         loop: FetchLoop,
-        asked: Mapping[tuple[str, int], PartitionPipeline],
-        positions: Mapping[tuple[str, int], FetchPosition],
+        asked: Mapping[TopicPartition, PartitionPipeline],
+        positions: Mapping[TopicPartition, FetchPosition],
         answers: list[FetchedPartition],
     ) -> None:
         size = sum(len(answer.records) for answer in answers)
@@ -423,9 +424,9 @@ class SourceReader:
 
     async def _compare(
         self,
-        asked: Mapping[tuple[str, int], PartitionPipeline],
-        positions: Mapping[tuple[str, int], FetchPosition],
-    ) -> dict[tuple[str, int], FetchPosition]:
+        asked: Mapping[TopicPartition, PartitionPipeline],
+        positions: Mapping[TopicPartition, FetchPosition],
+    ) -> dict[TopicPartition, FetchPosition]:
         """Those positions that are of their leader's history; the others go back to where histories part."""
         compared = await self._histories.compare(
             positions, {key: self._leader_epoch(*key) for key in positions}

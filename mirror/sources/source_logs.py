@@ -21,6 +21,7 @@ from millrace.broker.client.offsets import EARLIEST, LATEST
 from millrace.broker.client.retry import BackOff
 from millrace.broker.errors import InconsistentTopicId, UnknownTopicOrPartition, UnsupportedVersion
 from millrace.broker.protocol.mirror_positions import NO_TOPIC_ID, Position
+from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.mirror.delivery.system_records import CLUSTER_FAILURES, NewFailures
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.gaps.open_gaps import Origin
@@ -52,11 +53,11 @@ class SourceLogs:
         cluster: Cluster,
         now_ms: Callable[[], int],
         record_start: Callable[[SourcePartition, Position], Awaitable[None]],
-        failures: Failures[tuple[str, int]] | None = None,
+        failures: Failures[TopicPartition] | None = None,
     ) -> None:
         """`record_start` returns when a first position is durable. `failures` are told what cannot begin, by
         topic and partition."""
-        self._failures: Failures[tuple[str, int]] = Failures() if failures is None else failures
+        self._failures: Failures[TopicPartition] = Failures() if failures is None else failures
         self._name = name
         self._cluster = cluster
         self._now_ms = now_ms
@@ -290,7 +291,7 @@ class SourceLogs:
         """Notes the log ends of partitions that are not fetched now. One topic that cannot be answered for
         holds up no other for long; a topic of that name that is another one says nothing, also one that was
         made since `view`: ends are asked for by name, so the topic's id is looked at before and after."""
-        by_topic: dict[str, dict[tuple[str, int], PartitionPipeline]] = {}
+        by_topic: dict[str, dict[TopicPartition, PartitionPipeline]] = {}
         for pipeline in pipelines:
             key = (pipeline.partition.topic, pipeline.partition.partition)
             topic = view.topics.get(key[0])

@@ -39,7 +39,6 @@ class Producer:
             self.stream,
             window_ms=WINDOW_MS,
             lease_ms=LEASE_MS,
-            now_ms=self.now_ms,
             promises=not self.backdates,
             content=world.content,
         )

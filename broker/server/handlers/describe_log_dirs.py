@@ -10,6 +10,7 @@ from typing import Any
 
 from millrace.broker.errors import KafkaStorageError
 from millrace.broker.protocol.frames import Api
+from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.server.answers import NO_ERROR, answer
 from millrace.broker.server.context import RequestContext
 
@@ -18,7 +19,7 @@ VERSIONS = range(1, 5)
 
 
 async def handle(request: Any, context: RequestContext) -> Any:
-    wanted: set[tuple[str, int]] | None = None
+    wanted: set[TopicPartition] | None = None
     if request.topics is not None:
         wanted = {(topic.topic, number) for topic in request.topics for number in topic.partitions}
     sizes: dict[Path, dict[str, list[dict[str, int]]]] = {

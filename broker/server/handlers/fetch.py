@@ -44,6 +44,7 @@ from millrace.broker.protocol.hot_fetch import (
     decode_request,
     encode_response,
 )
+from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.replication.local_partition import FollowerFetch, MustReadCold, PartitionRead
 from millrace.broker.replication.off_loop import Turns
 from millrace.broker.replication.waiting_requests import WaitEnd
@@ -270,7 +271,7 @@ class _Fetch:
         self.given: Sequence[PartitionData] | None = ()
         self._limit = 0
         self._min_size = 0
-        self.keys: list[tuple[str, int]] = []
+        self.keys: list[TopicPartition] = []
         self.size = 0
         self._reached_size = 0
         """Counts towards `min_bytes`: what was read, and the room that no whole batch fits into."""
@@ -315,7 +316,7 @@ class _Fetch:
                 look_at_time()
         return given
 
-    async def read_again(self, touched: set[tuple[str, int]]) -> None:
+    async def read_again(self, touched: set[TopicPartition]) -> None:
         """After a wait: only what has changed, where nothing had been read before."""
         if self.given is None:
             await self.read_cold()

@@ -50,6 +50,7 @@ from millrace.broker.protocol.hot_produce import (
     encode_response,
 )
 from millrace.broker.protocol.system_topics import INTERNAL_TOPICS
+from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.replication.off_loop import Turns
 from millrace.broker.replication.replica_manager import ACKS_ALL
 from millrace.broker.replication.slow_appends import Outcome, is_large
@@ -71,7 +72,7 @@ FIRST_WITH_STORAGE_ERROR = 4
 FIRST_WITH_ZSTD = 7
 FIRST_WITH_CURRENT_LEADER = 10
 
-Waits = dict[tuple[str, int], asyncio.Future[None]]
+Waits = dict[TopicPartition, asyncio.Future[None]]
 """What each appended batch has to wait for, by partition."""
 
 Checked = list[CheckedBatch | KafkaError | None]

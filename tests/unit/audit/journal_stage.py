@@ -24,9 +24,7 @@ class Producer:
 
     def __init__(self, path, size=MIN_SIZE):
         self.journal = ProducerJournal(Journal(path, size), 0)
-        self.stream = StreamSession(
-            IDENTITY, "flights", "00000000000000ab", window_ms=1000, lease_ms=60_000, now_ms=0
-        )
+        self.stream = StreamSession(IDENTITY, "flights", "00000000000000ab", window_ms=1000, lease_ms=60_000)
         self.journal.opened(self.stream)
         self.ledger = EventLedger()
         self.truth = {"acknowledged": set(), "ambiguous": set(), "failed": set()}

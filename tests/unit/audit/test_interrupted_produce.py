@@ -25,9 +25,9 @@ from tests.unit.audit.interruptions import handled_by, interrupted_after, interr
 STREAM = "00000000000000ab"
 
 
-def stream_of(clock_ms=0):
+def stream_of():
     identity = ProducerIdentity("00000000000000cd", "AA")
-    return StreamSession(identity, "flights", STREAM, window_ms=1000, lease_ms=5000, now_ms=clock_ms)
+    return StreamSession(identity, "flights", STREAM, window_ms=1000, lease_ms=5000)
 
 
 def produce(stream, monkeypatch, outcome, lock=None):

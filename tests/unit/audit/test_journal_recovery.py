@@ -237,7 +237,7 @@ def test_wherever_the_kill_cuts_the_digest_is_of_exactly_the_sequences_beside_it
     inner.append, inner.rewrite = noting_append, noting_rewrite
     journal = ProducerJournal(inner, 0)
     stream = StreamSession(
-        IDENTITY, "flights", "00000000000000ab", window_ms=1000, lease_ms=60_000, now_ms=0, content=True
+        IDENTITY, "flights", "00000000000000ab", window_ms=1000, lease_ms=60_000, content=True
     )
     journal.opened(stream)
     for sequence in range(1, 400):

@@ -51,7 +51,7 @@ def publisher(monkeypatch: pytest.MonkeyPatch) -> EventPublisher:
 
 def stream_of_two_windows() -> StreamSession:
     identity = ProducerIdentity("00000000000000cd", "AA")
-    stream = StreamSession(identity, "flights", STREAM, window_ms=1000, lease_ms=5000, now_ms=0)
+    stream = StreamSession(identity, "flights", STREAM, window_ms=1000, lease_ms=5000)
     for created_ms in (5, 1005):
         window, sequence = stream.assign(created_ms)
         window.acknowledge(sequence, 2)

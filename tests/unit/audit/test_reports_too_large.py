@@ -72,7 +72,7 @@ def publisher_to(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> EventPubl
 
 
 def stream_with(*starts_ms: int) -> StreamSession:
-    stream = StreamSession(IDENTITY, "flights", STREAM, window_ms=1000, lease_ms=5000, now_ms=0)
+    stream = StreamSession(IDENTITY, "flights", STREAM, window_ms=1000, lease_ms=5000)
     for start_ms in starts_ms:
         send(stream, start_ms)
     return stream
@@ -212,14 +212,14 @@ SCATTERED = 900_000
 
 def test_a_stream_whose_report_becomes_large_is_followed_by_another() -> None:
     streams = OpenStreams(IDENTITY, read_config({"millrace.producer": "AA"}), None)
-    first = streams.open("flights", clocked=True, now_ms=0)
+    first = streams.open("flights", clocked=True)
     first.assign(5)[0].acknowledged.update(scatter(SCATTERED))
     first.current.changed = True
     for stream, events, _ in streams.reports(lambda: 10):
         sizes = [len(stream.encoded(event)[1]) for event in events]
         assert LARGE_REPORT_BYTES < max(sizes) < 1 << 20, "there is room for what is under way"
     list(streams.reports(lambda: 20))
-    assert streams.open("flights", clocked=True, now_ms=30) is not first
+    assert streams.open("flights", clocked=True) is not first
 
 
 def test_so_is_a_reporters_and_a_consumers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ IDENTITY = ProducerIdentity("00000000000000cd", "AA@ewr", "h", "a", "ewr")
 
 
 def session(**changes):
-    settings = {"window_ms": 1000, "lease_ms": 60_000, "now_ms": 0, **changes}
+    settings = {"window_ms": 1000, "lease_ms": 60_000, **changes}
     return StreamSession(IDENTITY, "flights", "00000000000000ab", **settings)
 
 
@@ -84,7 +84,7 @@ def test_an_undelivered_report_is_sent_again_with_a_new_number():
 
 
 def test_the_promise_waits_for_pending_windows_and_never_goes_back():
-    stream = session(now_ms=100_000)
+    stream = session()
     window, sequence = stream.assign(100_500)
     assert split(stream.report(105_000))[1].no_earlier_than_ms == 100_000
     window.acknowledge(sequence, 1)
@@ -202,7 +202,7 @@ def test_threads_that_take_numbers_while_others_report_never_share_one():
 
 
 def test_records_of_one_moment_take_numbers_of_the_run_that_everyone_takes_from():
-    stream = session(now_ms=10_000)
+    stream = session()
     window, first = stream.assign(10_500)
     stream.keep_moment(window, 10_500, b"end")
     since_ns, until_ns, numbers, created_ms, of, suffix = stream.moment
@@ -217,7 +217,7 @@ def test_records_of_one_moment_take_numbers_of_the_run_that_everyone_takes_from(
 @pytest.mark.parametrize("end", [lambda s: s.assign(11_000), lambda s: s.assign_run(10_500, 3),
                                  lambda s: s.give_back(s.current, 1), lambda s: s.close(10_600)])  # fmt: skip
 def test_a_moment_ends_with_its_run(end):
-    stream = session(now_ms=10_000)
+    stream = session()
     window, _ = stream.assign(10_500)
     stream.keep_moment(window, 10_500, b"")
     end(stream)
@@ -226,7 +226,7 @@ def test_a_moment_ends_with_its_run(end):
 
 def test_a_moment_that_a_promise_has_passed_gives_no_number_to_anyone():
     """The clock may be set back into it, and a thread may have looked it up already."""
-    stream = session(now_ms=10_000)
+    stream = session()
     window, sequence = stream.assign(10_500)
     stream.keep_moment(window, 10_500, b"")
     looked_up = stream.moment
@@ -239,7 +239,7 @@ def test_a_moment_that_a_promise_has_passed_gives_no_number_to_anyone():
 
 
 def test_no_moment_is_kept_where_promise_window_or_reserve_forbid_it():
-    stream = session(now_ms=10_000)
+    stream = session()
     window, sequence = stream.assign(10_500)
     empty = stream.moment
     stream.reserved = sequence

@@ -240,7 +240,7 @@ def test_a_wrong_setting_is_refused_by_name(own, sequenced, named):
 def count_stream(acknowledged: int, ambiguous: int) -> EventLedger:
     stream = CountStream(
         ProducerIdentity("00000000000000cd", "gateway"), "flights", "00000000000000ab",
-        window_ms=1000, lease_ms=1000, now_ms=0,
+        window_ms=1000, lease_ms=1000,
     )  # fmt: skip
     window, number = stream.assign(5)
     stream.acknowledge(window, number, 9)

@@ -16,7 +16,7 @@ IDENTITY = ProducerIdentity("00000000000000cd", "AA@ewr")
 
 
 def session():
-    return StreamSession(IDENTITY, "flights", "00000000000000ab", window_ms=1000, lease_ms=60_000, now_ms=0)
+    return StreamSession(IDENTITY, "flights", "00000000000000ab", window_ms=1000, lease_ms=60_000)
 
 
 def fates(stream):

@@ -34,7 +34,6 @@ class Stream:
             self.id,
             window_ms=WINDOW_MS,
             lease_ms=LEASE_MS,
-            now_ms=scene.now_ms + skew_ms,
             promises=promises,
             content=scene.content,
         )
