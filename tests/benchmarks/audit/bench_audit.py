@@ -122,9 +122,7 @@ class Bench:
         zookeeper = ZooKeeper(self._folder / "zookeeper")
         self._stack.callback(zookeeper.stop)
         zookeeper.start()
-        self._broker = BrokerProcess(
-            zookeeper.chroot(), self._folder / "broker", settings={"log.segment.delete.delay.ms": 1000}
-        )
+        self._broker = BrokerProcess(zookeeper.chroot(), self._folder / "broker")
         self._stack.callback(self._broker.kill)
         self._broker.start()
         names = ["millrace", "connector"] if self._with_connector else ["millrace"]
