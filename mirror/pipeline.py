@@ -386,12 +386,12 @@ class PartitionPipeline:
 
     # --- from the sink ---------------------------------------------------------------------------
 
-    def delivered(self, outgoing: Outgoing, base_offset: int, now_ms: int) -> None:
+    def delivered(self, outgoing: Outgoing, base_offset: int, now_ms: int, steady_ms: int) -> None:
         """The target has the batch; `base_offset` is the offset of its first record there, -1 unknown (it
         was in the log already)."""
         if self.state is State.CLOSED:
             return
-        self._got_on_at_ms = steady_ms()
+        self._got_on_at_ms = steady_ms
         self.progress.acknowledged(outgoing.span)
         if self._between is None:  # a hook may send anything: its offsets are made up
             self.runs.add(outgoing.offsets, base_offset)

@@ -260,18 +260,24 @@ class Cluster:
         if node_id is None:
             return await self._any_connection(purpose)
         lane = self._lane(node_id, purpose)
+        if not lane.waiting_count and lane.connection is not None and lane.connection.is_open:
+            return lane.connection
         failed_before = lane.failed_turns
-        async with lane.turn:
-            if lane.connection is not None and lane.connection.is_open:
-                return lane.connection
-            if lane.error is not None and lane.failed_turns != failed_before:
-                raise lane.error
-            try:
-                return await self._reach(node_id, lane)
-            except MillraceError as error:
-                lane.failed_turns += 1
-                lane.error = error
-                raise
+        lane.waiting_count += 1
+        try:
+            async with lane.turn:
+                if lane.connection is not None and lane.connection.is_open:
+                    return lane.connection
+                if lane.error is not None and lane.failed_turns != failed_before:
+                    raise lane.error
+                try:
+                    return await self._reach(node_id, lane)
+                except MillraceError as error:
+                    lane.failed_turns += 1
+                    lane.error = error
+                    raise
+        finally:
+            lane.waiting_count -= 1
 
     async def _reach(self, node_id: int, lane: Lane) -> Connection:
         """Open the lane's connection where the metadata says that the broker is now."""
@@ -508,7 +514,9 @@ class Cluster:
     ) -> memoryview:
         """Send a request laid out by the caller on a connection of this cluster; the raw answer."""
         try:
-            return await connection.exchange(encode, self._or_default(timeout_ms))
+            return await connection.exchange(
+                encode, self.request_timeout_ms if timeout_ms is None else timeout_ms
+            )
         except _CONNECTION_ERRORS:
             self.invalidate()
             raise
@@ -526,7 +534,8 @@ class Cluster:
     ) -> T:
         """Repeat `attempt` while it raises a retriable KafkaError (except those in `final`), with a growing
         pause, until `timeout_ms` (by default the request timeout) is over; then the last error is raised."""
-        deadline = self._now() + self._or_default(timeout_ms) / 1000
+        timeout_ms = self.request_timeout_ms if timeout_ms is None else timeout_ms
+        deadline = self._now() + timeout_ms / 1000
         for failure_count in itertools.count(1):
             try:
                 return await attempt()
@@ -583,9 +592,6 @@ class Cluster:
     def _check_open(self) -> None:
         if self._closed:
             raise NetworkException(f"{self}: closed by this client")
-
-    def _or_default(self, timeout_ms: float | None) -> float:
-        return self.request_timeout_ms if timeout_ms is None else timeout_ms
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -177,6 +177,8 @@ class Connection(asyncio.BufferedProtocol):
         """Send the buffers that `encode(correlation_id)` lays out (size prefix included); wait for the
         answer's frame, which begins with the correlation id. The timeout holds for the turn to send, and
         from then on for the answer."""
+        if self._has_turn():
+            return await self._send(encode, timeout_ms).answer
         await self._take_turn(timeout_ms)
         try:
             waiting = self._send(encode, timeout_ms)
@@ -215,6 +217,9 @@ class Connection(asyncio.BufferedProtocol):
 
     async def post(self, encode: Encoder, timeout_ms: float) -> None:
         """Send a request that the server does not answer (a produce request with acks=0)."""
+        if self._has_turn():
+            self._write(encode(self._take_correlation_id()))
+            return
         await self._take_turn(timeout_ms)
         try:
             self._write(encode(self._take_correlation_id()))
@@ -281,15 +286,18 @@ class Connection(asyncio.BufferedProtocol):
     def __str__(self) -> str:
         return f"cluster {self.cluster} at {self.address}"
 
+    def _has_turn(self) -> bool:
+        """Whether nobody is before who asks, and the server takes more: what is sent in one go needs no turn.
+        Raises what has closed the connection."""
+        if self._queued_count or self._turn.locked() or not self._may_write.is_set():
+            return False
+        if self._closed_by is not None:
+            raise _again(self._closed_by)
+        return True
+
     async def _take_turn(self, timeout_ms: float) -> None:
         """The turn to send, which the caller gives back, with a server that takes more. Raises
         RequestTimedOut where that takes longer."""
-        if not self._queued_count and not self._turn.locked() and self._may_write.is_set():
-            await self._turn.acquire()  # nobody is before this one: it is there at once
-            if self._closed_by is not None:
-                self._turn.release()
-                raise _again(self._closed_by)
-            return
         self._queued_count += 1
         try:
             deadline = self._loop.time() + timeout_ms / 1000

@@ -16,11 +16,13 @@ class Lane:
     """The way to one broker for one purpose.
 
     `turn` is fair, so that requests made while the connection opens are sent in the order in which they
-    were made. Who waited in line while `failed_turns` grew shares that failure, `error`, instead of trying
-    anew: many waiters would otherwise fail one timeout after another.
+    were made; `waiting_count` are those who wait for it or have it. Who waited in line while `failed_turns`
+    grew shares that failure, `error`, instead of trying anew: many waiters would otherwise fail one timeout
+    after another.
     """
 
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    waiting_count: int = 0
     failed_turns: int = 0
     error: MillraceError | None = None
     connection: Connection | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kio.static.primitive import i32Timedelta
 
@@ -25,8 +25,7 @@ _INIT_PRODUCER_ID_VERSIONS = (2, 4)
 _FIRST_WITH_HOLDER = 3
 
 
-@dataclass(frozen=True, slots=True)
-class ProduceOutcome:
+class ProduceOutcome(NamedTuple):
     """What became of one partition's batch. `error_code` is Kafka's (0: written); offsets and time are -1
     where the server does not say, as with acks=0."""
 
@@ -79,12 +78,13 @@ async def produce(
         answers, throttle_ms = hot_produce.decode_response(frame, version)
     except ProtocolError as error:
         raise connection.breach(str(error)) from error
-    connection.throttle(throttle_ms)
+    if throttle_ms:
+        connection.throttle(throttle_ms)
     outcomes: dict[TopicPartition, ProduceOutcome] = {}
     for answer in answers:
         if answer.error_code:
             cluster.observe(answer.error_code)
-        outcomes[answer.topic, answer.partition] = ProduceOutcome(*answer[2:7])
+        outcomes[answer.topic, answer.partition] = ProduceOutcome._make(answer[2:7])
     if outcomes.keys() != batches.keys():
         raise connection.breach("the produce answer is not about the partitions that were sent")
     return outcomes

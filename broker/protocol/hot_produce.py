@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from millrace.broker.errors import ProtocolError
@@ -43,7 +44,11 @@ _NO_NODES: Mapping[int, Node] = {}
 _ACKS_AND_TIMEOUT = struct.Struct(">hi")
 _INT32 = struct.Struct(">i")
 _PARTITION_AND_SIZE = struct.Struct(">ii")
-_HEAD = struct.Struct(">ihhih")
+_HEAD = struct.Struct(">ihhih")  # size, API, version, correlation id, size of the client's name
+_CORRELATION_ID_POSITION = 8
+# What follows an answer's numbers where nothing went wrong: no record errors, no message, no tags.
+_NOTHING_MORE = b"\x01\x00\x00"
+_NOTHING_MORE_OLD = b"\x00\x00\x00\x00\xff\xff"
 _ANSWER = struct.Struct(">ihqq")
 _ANSWER_WITH_START = struct.Struct(">ihqqq")
 _SIZE_AND_CORRELATION = struct.Struct(">ii")
@@ -95,7 +100,8 @@ def _decode_flexible_request(frame: memoryview, position: int, budget: wire.Item
     topic_count, position = wire.read_items_size(frame, position + 6, True, budget)
     partitions: list[PartitionBatches] = []
     for _ in range(topic_count):
-        topic, position = wire.read_compact_string(frame, position)
+        name, position = wire.read_compact_string(frame, position)
+        topic = _not_null(name)
         partition_count, position = wire.read_items_size(frame, position, True, budget)
         for _ in range(partition_count):
             (partition,) = _INT32.unpack_from(frame, position)
@@ -104,7 +110,7 @@ def _decode_flexible_request(frame: memoryview, position: int, budget: wire.Item
             if size:
                 records, position = wire.read_bytes(frame, position, size - 1)
             position = wire.skip_tagged_fields(frame, position, budget)
-            partitions.append(PartitionBatches(_not_null(topic), partition, records))
+            partitions.append(PartitionBatches(topic, partition, records))
         position = wire.skip_tagged_fields(frame, position, budget)
     wire.skip_tagged_fields(frame, position, budget)
     return ProduceRequest(transactional_id, acks, timeout_ms, partitions)
@@ -116,7 +122,8 @@ def _decode_old_request(frame: memoryview, position: int, budget: wire.ItemBudge
     topic_count, position = wire.read_items_size(frame, position + 6, False, budget)
     partitions: list[PartitionBatches] = []
     for _ in range(topic_count):
-        topic, position = wire.read_string(frame, position)
+        name, position = wire.read_string(frame, position)
+        topic = _not_null(name)
         partition_count, position = wire.read_items_size(frame, position, False, budget)
         for _ in range(partition_count):
             partition, size = _PARTITION_AND_SIZE.unpack_from(frame, position)
@@ -124,7 +131,7 @@ def _decode_old_request(frame: memoryview, position: int, budget: wire.ItemBudge
             records: memoryview | None = None
             if size != -1:
                 records, position = wire.read_bytes(frame, position, size)
-            partitions.append(PartitionBatches(_not_null(topic), partition, records))
+            partitions.append(PartitionBatches(topic, partition, records))
     return ProduceRequest(transactional_id, acks, timeout_ms, partitions)
 
 
@@ -149,22 +156,18 @@ def encode_request(
     A partition's value is one buffer, or several that are sent as one run of batches.
     """
     flexible = version >= FIRST_FLEXIBLE
-    string = wire.compact_string if flexible else wire.string
     tags = b"\x00" if flexible else b""
     topics: dict[str, list[tuple[int, Sequence[Buffer]]]] = {}
     for (topic, partition), value in batches.items():
         parts = [value] if isinstance(value, bytes | bytearray | memoryview) else value
         topics.setdefault(topic, []).append((partition, parts))
-    encoded_client = client_id.encode()
-    head = bytearray(_HEAD.size)
-    head += encoded_client + tags + string(transactional_id)
-    head += _ACKS_AND_TIMEOUT.pack(acks, timeout_ms)
+    head = bytearray(_request_head(version, client_id, transactional_id, acks, timeout_ms))
     head += wire.array_size(len(topics), flexible)
     out: list[Buffer] = [head]
     size = 0
     pending = head
     for topic, partitions in topics.items():
-        pending += string(topic)
+        pending += _topic_name(topic, flexible)
         pending += wire.array_size(len(partitions), flexible)
         for partition, parts in partitions:
             records_size = sum(map(len, parts))
@@ -177,8 +180,30 @@ def encode_request(
         pending += tags
     pending += tags
     size += len(pending)
-    _HEAD.pack_into(head, 0, size - _INT32.size, Api.PRODUCE, version, correlation_id, len(encoded_client))
+    _INT32.pack_into(head, 0, size - _INT32.size)
+    _INT32.pack_into(head, _CORRELATION_ID_POSITION, correlation_id)
     return out
+
+
+@lru_cache(1024)
+def _request_head(
+    version: int, client_id: str, transactional_id: str | None, acks: int, timeout_ms: int
+) -> bytes:
+    """What all requests of one producer begin with, without the request's size and correlation id."""
+    flexible = version >= FIRST_FLEXIBLE
+    encoded_client = client_id.encode()
+    return (
+        _HEAD.pack(0, Api.PRODUCE, version, 0, len(encoded_client))
+        + encoded_client
+        + (b"\x00" if flexible else b"")
+        + (wire.compact_string(transactional_id) if flexible else wire.string(transactional_id))
+        + _ACKS_AND_TIMEOUT.pack(acks, timeout_ms)
+    )
+
+
+@lru_cache(1024)
+def _topic_name(topic: str, flexible: bool) -> bytes:
+    return wire.compact_string(topic) if flexible else wire.string(topic)
 
 
 def encode_response(
@@ -222,7 +247,7 @@ def _encode_answer(answer: PartitionAnswer, version: int, flexible: bool, leader
     if version < _FIRST_WITH_RECORD_ERRORS:
         return fixed
     if not errors and message is None and answer.current_leader is None:  # nearly always
-        return fixed + (b"\x01\x00\x00" if flexible else b"\x00\x00\x00\x00\xff\xff")
+        return fixed + (_NOTHING_MORE if flexible else _NOTHING_MORE_OLD)
     string = wire.compact_string if flexible else wire.string
     tags = b"\x00" if flexible else b""
     out = bytearray(fixed)
@@ -247,10 +272,11 @@ def decode_response(frame: memoryview, version: int) -> tuple[list[PartitionAnsw
     try:
         topic_count, position = wire.read_array_size(frame, position, flexible)
         for _ in range(topic_count):
-            topic, position = read_string(frame, position)
+            name, position = read_string(frame, position)
+            topic = _not_null(name)
             partition_count, position = wire.read_array_size(frame, position, flexible)
             for _ in range(partition_count):
-                answer, position = _decode_answer(frame, position, version, _not_null(topic))
+                answer, position = _decode_answer(frame, position, version, topic)
                 answers.append(answer)
             if flexible:
                 position = wire.skip_tagged_fields(frame, position)
@@ -274,7 +300,9 @@ def _decode_answer(frame: memoryview, position: int, version: int, topic: str) -
     message: str | None = None
     errors: list[tuple[int, str | None]] = []
     current_leader: Leader | None = None
-    if version >= _FIRST_WITH_RECORD_ERRORS:
+    if flexible and frame[position : position + len(_NOTHING_MORE)] == _NOTHING_MORE:  # nearly always
+        position += len(_NOTHING_MORE)
+    elif version >= _FIRST_WITH_RECORD_ERRORS:
         read_string = wire.read_compact_string if flexible else wire.read_string
         count, position = wire.read_array_size(frame, position, flexible)
         for _ in range(count):

@@ -63,6 +63,10 @@ def read_string(buffer: memoryview, position: int) -> tuple[str | None, int]:
 
 def read_compact_string(buffer: memoryview, position: int) -> tuple[str | None, int]:
     """A string of the flexible versions: varint of length + 1; 0 is null."""
+    if position < len(buffer) and 0 < (size := buffer[position]) < 0x80:  # nearly always
+        end = position + size
+        if end <= len(buffer):
+            return str(buffer[position + 1 : end], "utf-8", "replace"), end
     size, position = read_uvarint(buffer, position)
     if size == 0:
         return None, position
@@ -79,8 +83,11 @@ def read_array_size(buffer: memoryview, position: int, flexible: bool) -> tuple[
     """Number of items of an array, -1 for null. Each item is at least a byte, so a number that exceeds the
     bytes that are left is a lie."""
     if flexible:
-        count, position = read_uvarint(buffer, position)
-        count -= 1
+        if position < len(buffer) and buffer[position] < 0x80:  # nearly always
+            count, position = buffer[position] - 1, position + 1
+        else:
+            count, position = read_uvarint(buffer, position)
+            count -= 1
     else:
         try:
             (count,) = _INT32.unpack_from(buffer, position)
@@ -130,7 +137,9 @@ def read_tag_count(buffer: memoryview, position: int) -> tuple[int, int]:
 
 
 def read_tagged_fields(buffer: memoryview, position: int) -> tuple[dict[int, memoryview], int]:
-    """The tagged fields of a flexible structure by tag."""
+    """The tagged fields of a flexible structure by tag; most carry none."""
+    if position < len(buffer) and buffer[position] == 0:
+        return {}, position + 1
     count, position = read_tag_count(buffer, position)
     fields: dict[int, memoryview] = {}
     for _ in range(count):
@@ -194,7 +203,9 @@ def compact_string(value: str | None) -> bytes:
 
 def array_size(count: int, flexible: bool) -> bytes:
     """Encodes the number of items of an array."""
-    return uvarint(count + 1) if flexible else _INT32.pack(count)
+    if not flexible:
+        return _INT32.pack(count)
+    return _ONE_BYTE[count + 1] if -1 <= count < 0x7F else uvarint(count + 1)
 
 
 def tagged_field(tag: int, value: bytes) -> bytes:

@@ -41,7 +41,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from itertools import dropwhile, islice
+from itertools import islice
 from typing import Generic, TypeVar
 
 from millrace.broker.client.retry import BackOff
@@ -131,7 +131,7 @@ class TargetLane(Generic[T]):
         self._confirmed_at_ms = -1  # when this identity last had an acknowledgement
         self._recovering = False
         self._failure_count = 0  # of its first batch, in a row
-        self._retry_at_ms = 0
+        self.retry_at_ms = 0  # nothing goes out before
         self.needs_identity = False
         # Where the rows of other identities stand, by producer id: its epoch, next sequence, confirmed at,
         # whether its last batch was replayed.
@@ -157,10 +157,6 @@ class TargetLane(Generic[T]):
     def is_failing(self) -> bool:
         """The last answers were failures: fetching more for this lane would only fill memory."""
         return self._failure_count > 0
-
-    @property
-    def retry_at_ms(self) -> int:
-        return self._retry_at_ms
 
     def at_rest(self) -> Iterator[T]:
         """What no request that is under way holds."""
@@ -195,7 +191,7 @@ class TargetLane(Generic[T]):
         """The batch to send now, stamped with identity and sequence, counted as in flight; or None. With
         `only_again` none that was never sent before. By a batch whose timestamps lie before
         `replayed_before_ms` (a time of day) the target may forget the producer."""
-        if self.needs_identity or steady_ms < self._retry_at_ms or self._in_flight == MAX_IN_FLIGHT:
+        if self.needs_identity or steady_ms < self.retry_at_ms or self._in_flight == MAX_IN_FLIGHT:
             return None
         if self._recovering and self._in_flight == 0:
             self._recovering = False
@@ -346,11 +342,13 @@ class TargetLane(Generic[T]):
 
     def _last_in_log(self, item: T) -> T:
         """An answer that was lost comes last, when its batch is sent again; in the log it comes first."""
-        behind = dropwhile(lambda each: each is not item, islice(self._row, MAX_IN_FLIGHT))
-        for each in behind:
-            if each.is_acknowledged and each.identity is self._identity:
-                item = each
-        return item
+        last, is_behind = item, False
+        for each in islice(self._row, MAX_IN_FLIGHT):
+            if each is item:
+                is_behind = True
+            elif is_behind and each.is_acknowledged and each.identity is self._identity:
+                last = each
+        return last
 
     def _leave(self, item: T) -> None:
         if item in self._row:
@@ -373,4 +371,4 @@ class TargetLane(Generic[T]):
 
     def _back_off(self, steady_ms: int, random_unit: float) -> None:
         self._failure_count += 1
-        self._retry_at_ms = steady_ms + int(BACK_OFF.delay_ms(self._failure_count, random_unit))
+        self.retry_at_ms = steady_ms + int(BACK_OFF.delay_ms(self._failure_count, random_unit))

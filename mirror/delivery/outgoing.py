@@ -26,7 +26,7 @@ _TIMESTAMP = struct.Struct(">q")
 class Owner(Protocol):
     """Who a batch comes from, and who hears what became of it."""
 
-    def delivered(self, outgoing: Outgoing, base_offset: int, now_ms: int) -> None:
+    def delivered(self, outgoing: Outgoing, base_offset: int, now_ms: int, steady_ms: int) -> None:
         """`base_offset`: the target's offset of the first record, -1 unknown."""
         ...
 

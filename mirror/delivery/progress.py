@@ -47,10 +47,6 @@ class Span:
     unrecorded_gaps: int = 0
     acknowledged: int = 0
 
-    @property
-    def settled(self) -> bool:
-        return self.outstanding == 0 and self.unrecorded_gaps == 0
-
 
 class PartitionProgress:
     """What one assignment of one source partition has fetched, delivered and may write down."""
@@ -66,10 +62,12 @@ class PartitionProgress:
         self._committed_epoch = leader_epoch
         self._position_epoch = leader_epoch
         self._written = position
-        self._fetch_offset = position
-        self._fetched_epoch = leader_epoch
+        self.fetch_offset = position
+        self.fetched_leader_epoch = leader_epoch
+        """Of the last fetched batch: proof for the source that our log is its log."""
         self.epochs = EpochHistory(leader_epoch, epoch_from if 0 <= epoch_from <= position else position)
-        self._outstanding_size = 0
+        self.outstanding_size = 0
+        """Bytes of the spans that are not settled. It, and the two above, change here alone."""
         self._unrecorded_gaps = 0
         self._closed = False
 
@@ -100,20 +98,6 @@ class PartitionProgress:
         return not any(span.acknowledged for span in self._spans)
 
     @property
-    def fetch_offset(self) -> int:
-        return self._fetch_offset
-
-    @property
-    def fetched_leader_epoch(self) -> int:
-        """The leader epoch of the last fetched batch: proof for the source that our log is its log."""
-        return self._fetched_epoch
-
-    @property
-    def outstanding_size(self) -> int:
-        """Bytes of the spans that are not settled."""
-        return self._outstanding_size
-
-    @property
     def is_drained(self) -> bool:
         """Nothing that was fetched still waits for an acknowledgement (failed pieces never will)."""
         return all(span.outstanding == 0 for span in self._spans)
@@ -127,15 +111,15 @@ class PartitionProgress:
         """Takes the stretch from the fetch offset up to `next_offset` under way."""
         if self._closed or self._unrecorded_gaps:
             raise BrokenCommitRule("a partition that was closed or stopped at a gap must not fetch on")
-        if next_offset <= self._fetch_offset:
-            raise BrokenCommitRule(f"offset {next_offset} is not after {self._fetch_offset}")
-        span = Span(self._fetch_offset, next_offset, pieces, size, leader_epoch)
+        if next_offset <= self.fetch_offset:
+            raise BrokenCommitRule(f"offset {next_offset} is not after {self.fetch_offset}")
+        span = Span(self.fetch_offset, next_offset, pieces, size, leader_epoch)
         self._spans.append(span)
-        self._fetch_offset = next_offset
-        if leader_epoch > self._fetched_epoch:
-            self._fetched_epoch = leader_epoch
+        self.fetch_offset = next_offset
+        if leader_epoch > self.fetched_leader_epoch:
+            self.fetched_leader_epoch = leader_epoch
             self.epochs.fetched(leader_epoch, span.first_offset)
-        self._outstanding_size += size
+        self.outstanding_size += size
         if not pieces:
             self._advance()
         return span
@@ -209,18 +193,18 @@ class PartitionProgress:
         in keeps its part before it. Late answers for what was forgotten change nothing."""
         if self._closed:
             return
-        if not self._position <= offset <= self._fetch_offset:
-            raise BrokenCommitRule(f"cannot cut at {offset}, outside {self._position}..{self._fetch_offset}")
+        if not self._position <= offset <= self.fetch_offset:
+            raise BrokenCommitRule(f"cannot cut at {offset}, outside {self._position}..{self.fetch_offset}")
         spans = self._spans
         while spans and spans[-1].first_offset >= offset:
             span = spans.pop()
-            self._outstanding_size -= span.size
+            self.outstanding_size -= span.size
             self._unrecorded_gaps -= span.unrecorded_gaps
         if spans:
             spans[-1].next_offset = min(spans[-1].next_offset, offset)
-        self._fetch_offset = offset
+        self.fetch_offset = offset
         epochs = [span.last_leader_epoch for span in spans if span.last_leader_epoch >= 0]
-        self._fetched_epoch = epochs[-1] if epochs else self._position_epoch
+        self.fetched_leader_epoch = epochs[-1] if epochs else self._position_epoch
         self.epochs.cut(offset)
         self._advance()
 
@@ -229,8 +213,8 @@ class PartitionProgress:
         re-created). May go backwards: a re-created log starts again at its own beginning."""
         if self._spans:
             raise BrokenCommitRule("a partition jumps only when all that it fetched is settled")
-        self._position = self._fetch_offset = offset
-        self._position_epoch = self._fetched_epoch = leader_epoch
+        self._position = self.fetch_offset = offset
+        self._position_epoch = self.fetched_leader_epoch = leader_epoch
         self.epochs = EpochHistory(leader_epoch, offset)
         self._written = -1
 
@@ -252,13 +236,13 @@ class PartitionProgress:
     def close(self) -> None:
         self._closed = True
         self._spans.clear()
-        self._outstanding_size = 0
+        self.outstanding_size = 0
 
     def _advance(self) -> None:
         spans = self._spans
-        while spans and spans[0].settled:
+        while spans and not (spans[0].outstanding or spans[0].unrecorded_gaps):
             span = spans.popleft()
             self._position = span.next_offset
             if span.last_leader_epoch >= 0:
                 self._position_epoch = span.last_leader_epoch
-            self._outstanding_size -= span.size
+            self.outstanding_size -= span.size

@@ -16,6 +16,7 @@ Failures never end it: a target that is away is asked again with back-off, for a
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -289,28 +290,34 @@ class Sink:
 
     def _pump(self) -> None:
         self._pump_handle = None
-        steady_ms = self._steady_ms()
+        steady_ms, retry_at_ms = self._steady_ms(), math.inf
         by_node: dict[int, list[TargetPartition]] = {}
         filling = None if self._alternation is None else self._alternation.filling
+        # In a transaction nobody is forgotten.
+        replayed_before_ms = self._now_ms() - self.replayed_after_ms if filling is None else NEVER_MS
         for target in self._waiting:
             lane = self._lanes[target]
+            if lane.retry_at_ms > steady_ms:
+                retry_at_ms = min(retry_at_ms, lane.retry_at_ms)
             node = self._lane_node.get(target) if lane.in_flight else self._leaders.get(target)
             if node is None:
                 self._stale_leaders.set()
             elif filling is None or filling.lets(target):
                 by_node.setdefault(node, []).append(target)
         for node, targets in by_node.items():
-            while self._requests.get(node, 0) < MAX_IN_FLIGHT and self._send_next(node, targets, steady_ms):
+            while self._requests.get(node, 0) < MAX_IN_FLIGHT and self._send_next(
+                node, targets, steady_ms, replayed_before_ms
+            ):
                 pass
-        self._wake_for_retries(steady_ms)
+        self._wake_for_retries(steady_ms, retry_at_ms)
 
-    def _send_next(self, node: int, targets: list[TargetPartition], steady_ms: int) -> bool:
+    def _send_next(
+        self, node: int, targets: list[TargetPartition], steady_ms: int, replayed_before_ms: int
+    ) -> bool:
         """Builds and sends one request to `node`; False when no lane had anything to send."""
         request: dict[TargetPartition, Outgoing] = {}
         room = MAX_REQUEST_SIZE
         filling = None if self._alternation is None else self._alternation.filling
-        # In a transaction nobody is forgotten.
-        replayed_before_ms = self._now_ms() - self.replayed_after_ms if filling is None else NEVER_MS
         for target in targets:
             if room <= 0:
                 break
@@ -384,25 +391,26 @@ class Sink:
             self.is_connected = False
             outcomes = {}
         else:
-            self.is_connected = True
+            if not self._is_connected:
+                self.is_connected = True
         if era != self._era:
             return
         self._requests[node] -= 1
-        now_ms = self._now_ms()
+        now_ms, steady_ms = self._now_ms(), self._steady_ms()
         unexplained: dict[TargetPartition, ProduceOutcome] = {}
         for target, outgoing in request.items():
             answer = outcomes.get(target)
             if answer is not None and answer.error_code in UNEXPLAINED and not outgoing.is_looked_at:
                 unexplained[target] = answer
             else:
-                self._answered(target, outgoing, answer, now_ms)
+                self._answered(target, outgoing, answer, now_ms, steady_ms)
         self._schedule()
         self._on_answer()
         for target, answer in unexplained.items():
             await self._look(request[target])
             if era != self._era:
                 return
-            self._answered(target, request[target], answer, self._now_ms())
+            self._answered(target, request[target], answer, self._now_ms(), self._steady_ms())
             self._schedule()
             self._on_answer()
 
@@ -413,7 +421,12 @@ class Sink:
         outgoing.is_looked_at = True
 
     def _answered(
-        self, target: TargetPartition, outgoing: Outgoing, answer: ProduceOutcome | None, now_ms: int
+        self,
+        target: TargetPartition,
+        outgoing: Outgoing,
+        answer: ProduceOutcome | None,
+        now_ms: int,
+        steady_ms: int,
     ) -> None:
         lane = self._lanes[target]
         outcome, error = _judge(answer, outgoing)
@@ -430,14 +443,12 @@ class Sink:
         elif answer is None:
             self.failures.failed(target, f"at the target the leader of {target} does not answer", now_ms)
         random_unit = 0.5 if outcome is Outcome.ACKNOWLEDGED else self._random.random()
-        result = lane.answered(
-            outgoing, outcome, self._steady_ms(), random_unit=random_unit, on_refused=on_refused
-        )
+        result = lane.answered(outgoing, outcome, steady_ms, random_unit=random_unit, on_refused=on_refused)
         if result is Outcome.ACKNOWLEDGED:
             self.failures.over(target)
             base_offset = answer.base_offset if answer is not None and not answer.error_code else -1
             if not outgoing.is_unwanted:
-                outgoing.owner.delivered(outgoing, base_offset, now_ms)
+                outgoing.owner.delivered(outgoing, base_offset, now_ms, steady_ms)
             elif self._alternation is not None:
                 self._alternation.filling.doom("the target took a batch behind a refused one")
         elif result is Outcome.RETRY:
@@ -472,14 +483,12 @@ class Sink:
                 for_s=(now_ms - failure.since_ms) // 1000,
             )
 
-    def _wake_for_retries(self, steady_ms: int) -> None:
-        due = [lane.retry_at_ms for lane in map(self._lanes.__getitem__, self._waiting) if lane.is_failing]
-        pending = [at_ms for at_ms in due if at_ms > steady_ms]
+    def _wake_for_retries(self, steady_ms: int, retry_at_ms: float) -> None:
         if self._retry_handle is not None:
             self._retry_handle.cancel()
             self._retry_handle = None
-        if pending:
-            delay = (min(pending) - steady_ms) / 1000 + 0.001
+        if retry_at_ms < math.inf:
+            delay = (retry_at_ms - steady_ms) / 1000 + 0.001
             self._retry_handle = asyncio.get_running_loop().call_later(delay, self._schedule)
 
     # --- what the lanes need ---------------------------------------------------------------------

@@ -143,6 +143,9 @@ class Runs:
         """Takes an acknowledged batch: the source offset of each record, in order, and the target offset of
         the first; UNKNOWN_TARGET where the target did not say."""
         target = target_base if target_base >= 0 else UNKNOWN_TARGET
+        if isinstance(source_offsets, range) and source_offsets:  # nearly always
+            self._add(source_offsets.start, source_offsets.stop, target)
+            return
         for each in ranges_of(source_offsets):
             self._add(each.start, each.stop, target)
             if target >= 0:

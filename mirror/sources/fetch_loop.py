@@ -15,7 +15,6 @@ from millrace.broker.client.raw_fetch import FetchPosition
 from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.mirror.pipeline import PartitionPipeline, State
 from millrace.mirror.sources.fetch_memory import MIN_FETCH_SIZE, FetchBudget, HeldMemory
-from millrace.mirror.steady import steady_ms
 
 # While a partition waits for room, the others' long poll is kept short: room may come at any moment.
 CROWDED_WAIT_MS = 20
@@ -53,10 +52,10 @@ class FetchLoop:
         self._turn = 0
         self._was_for_one = False  # the last fetch: for a partition that needs more of an answer than others
 
-    def room(self) -> int:
-        """What may be fetched now. Where it is short, those that stand leave the answers that they came in,
-        as far as those keep more for nothing than what is copied."""
-        at_ms, budget = steady_ms(), self._budget
+    def room(self, at_ms: int) -> int:
+        """What may be fetched now, by the steady clock. Where it is short, those that stand leave the answers
+        that they came in, as far as those keep more for nothing than what is copied."""
+        budget = self._budget
         moving_size = standing_size = 0
         standing: list[PartitionPipeline] = []
         for pipeline in self.partitions.values():
@@ -74,12 +73,12 @@ class FetchLoop:
                 pipeline.leave_answers()
         return budget.room(self.held.size, moving_size, some_stand=True)
 
-    def positions(self, room: int) -> tuple[dict[TopicPartition, FetchPosition], int]:
+    def positions(self, room: int, at_ms: int) -> tuple[dict[TopicPartition, FetchPosition], int]:
         """What to ask for now; and for how many milliseconds at most the source may hold the answer back, as
         some other partition will want to be asked for then."""
         if room < MIN_FETCH_SIZE:
             return {}, CROWDED_WAIT_MS
-        at_ms, cap = steady_ms(), self._budget.most_of_a_partition
+        cap = self._budget.most_of_a_partition
         positions: dict[TopicPartition, FetchPosition] = {}
         limit_ms = ANY_WAIT_MS
         in_need: dict[TopicPartition, FetchPosition] = {}

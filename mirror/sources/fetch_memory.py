@@ -28,33 +28,34 @@ class FetchBudget:
 
     def __init__(self, total_size: int) -> None:
         self._total_size = total_size
-        self.loop_count = 0
+        self._loop_count = 0
         self.held_size = 0
         """Bytes that fetched batches keep now, of all loops, those that have ended too."""
+        self._share_out()
 
     def resize(self, total_size: int) -> None:
         self._total_size = total_size
+        self._share_out()
 
     @property
-    def share(self) -> int:
+    def loop_count(self) -> int:
+        return self._loop_count
+
+    @loop_count.setter
+    def loop_count(self, count: int) -> None:
+        self._loop_count = count
+        self._share_out()
+
+    def _share_out(self) -> None:
+        self.share = max(2 * MIN_FETCH_SIZE, self._total_size // max(1, self._loop_count))
         """At least twice the smallest fetch: with more loops than that allows, `in_flight_bytes` is exceeded
         rather than nothing carried."""
-        return max(2 * MIN_FETCH_SIZE, self._total_size // max(1, self.loop_count))
-
-    @property
-    def floor(self) -> int:
-        return max(MIN_FETCH_SIZE, self.share // FLOOR_PART)
-
-    @property
-    def most_of_a_partition(self) -> int:
+        self.floor = max(MIN_FETCH_SIZE, self.share // FLOOR_PART)
+        self.most_of_a_partition = max(MIN_FETCH_SIZE, self.share // 4)
         """One partition cannot take the others' room."""
-        return max(MIN_FETCH_SIZE, self.share // 4)
-
-    @property
-    def most_of_a_fetch(self) -> int:
+        self.most_of_a_fetch = max(MIN_FETCH_SIZE, (self.share - self.floor) // 2)
         """Half of the ordinary room: an answer counts until its last batch is gone, and the next one is to be
         fetched meanwhile."""
-        return max(MIN_FETCH_SIZE, (self.share - self.floor) // 2)
 
     def room(self, held_size: int, moving_size: int, *, some_stand: bool) -> int:
         """What a loop may fetch whose answers keep `held_size`, `moving_size` of it for partitions that get

@@ -346,8 +346,9 @@ class SourceReader:
             if wait_ms:
                 await loop.until_changed(wait_ms)
                 continue
-            room = loop.room()
-            positions, limit_ms = loop.positions(room)
+            at_ms = steady_ms()
+            room = loop.room(at_ms)
+            positions, limit_ms = loop.positions(room, at_ms)
             if not positions:
                 await loop.until_changed(ERROR_PAUSE_MS)
                 continue

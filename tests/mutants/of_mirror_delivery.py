@@ -11,8 +11,8 @@ OF_MIRROR_DELIVERY = (
         name="position-passes-unacknowledged",
         promise="A position never passes a batch that the target has not acknowledged.",
         file="mirror/delivery/progress.py",
-        rule="return self.outstanding == 0 and self.unrecorded_gaps == 0",
-        instead="return self.unrecorded_gaps == 0",
+        rule="while spans and not (spans[0].outstanding or spans[0].unrecorded_gaps):",
+        instead="while spans and not spans[0].unrecorded_gaps:",
         red=(
             f"{UNIT}/test_progress.py::test_position_waits_for_the_oldest_piece",
             f"{UNIT}/test_progress.py::test_stretch_of_several_batches_is_not_exact_between_them",
@@ -22,8 +22,8 @@ OF_MIRROR_DELIVERY = (
         name="position-passes-unrecorded-gap",
         promise="A position never passes a gap that is not on record.",
         file="mirror/delivery/progress.py",
-        rule="return self.outstanding == 0 and self.unrecorded_gaps == 0",
-        instead="return self.outstanding == 0",
+        rule="while spans and not (spans[0].outstanding or spans[0].unrecorded_gaps):",
+        instead="while spans and not spans[0].outstanding:",
         red=(
             f"{UNIT}/test_progress.py::test_failed_piece_holds_the_position_until_its_gap_is_recorded",
             f"{UNIT}/test_progress.py::test_each_of_two_gaps_in_a_span_must_be_recorded",
@@ -79,8 +79,8 @@ OF_MIRROR_DELIVERY = (
         name="last-answer-taken-for-the-last-batch",
         promise="Where a producer may be forgotten, the last batch in the log decides how many go at once.",
         file="mirror/delivery/lane.py",
-        rule="            if each.is_acknowledged and each.identity is self._identity:\n",
-        instead="            if False:\n",
+        rule="            elif is_behind and each.is_acknowledged and each.identity is self._identity:\n",
+        instead="            elif False:\n",
         red=(f"{UNIT}/test_lane.py::test_the_last_batch_in_the_log_decides_and_not_the_last_answer",),
     ),
     Mutant(

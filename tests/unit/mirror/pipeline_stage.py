@@ -17,6 +17,7 @@ from millrace.mirror.delivery.outgoing import Outgoing
 from millrace.mirror.gaps.gaps import Gap, GapClass, GapPolicy
 from millrace.mirror.gaps.open_gaps import Origin
 from millrace.mirror.pipeline import PartitionPipeline
+from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
 
 ORIGIN = Origin("cluster", UUID(int=7))
@@ -51,7 +52,7 @@ class Target:
         for _ in range(count):
             outgoing = self.queue.pop(0)
             self.sent_count = max(0, self.sent_count - 1)
-            outgoing.owner.delivered(outgoing, -1, 0)
+            outgoing.owner.delivered(outgoing, -1, 0, steady_ms())
 
     def refuse(self, error: KafkaError) -> None:
         """The first is refused; what takes its place stands where it stood."""

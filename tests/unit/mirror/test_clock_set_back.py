@@ -90,7 +90,7 @@ def test_a_batch_that_failed_is_sent_again_in_time(monkeypatch: pytest.MonkeyPat
             metadata=metadata, invalidate=lambda: None, close_purpose=lambda _: None
         )
         delivered: list[int] = []
-        owner: Any = SimpleNamespace(delivered=lambda _outgoing, _offset, now_ms: delivered.append(now_ms))
+        owner: Any = SimpleNamespace(delivered=lambda _outgoing, _offset, now_ms, _: delivered.append(now_ms))
         sink = Sink(cluster, wall)
         made = memoryview(build_batch([Record(b"k", b"v", (), 1)]))
         running = asyncio.create_task(sink.run())

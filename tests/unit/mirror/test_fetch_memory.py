@@ -17,6 +17,7 @@ from millrace.mirror.pipeline import STANDING_AFTER_MS, PartitionPipeline, State
 from millrace.mirror.sources import source as source_module
 from millrace.mirror.sources.fetch_loop import FetchLoop, Way
 from millrace.mirror.sources.fetch_memory import MIN_FETCH_SIZE, FetchBudget, Frame, HeldMemory
+from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
 from tests.unit.mirror.pipeline_stage import Around, at, pipeline_of
 from tests.unit.mirror.source_stage import Source, pipeline_at, reader_of
@@ -137,8 +138,8 @@ def loop_with(reader: Any, standing: int, moving: int, *, size: int, kept: int) 
 
 
 def asked_of(reader: Any, loop: Any) -> tuple[set[int], int]:
-    room = loop.room()
-    positions, _ = loop.positions(room)
+    room = loop.room(steady_ms())
+    positions, _ = loop.positions(room, steady_ms())
     return {number for _, number in positions}, room
 
 

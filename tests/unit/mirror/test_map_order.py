@@ -36,7 +36,7 @@ class Owner:
     def carry(self, source: int, target: int, count: int = 1) -> None:
         self.pipeline.accept(answer(batch(source, [9] * count), end=1 << 30))
         outgoing = self.target.queue.pop(0)
-        self.pipeline.delivered(outgoing, target, self.around.now)
+        self.pipeline.delivered(outgoing, target, self.around.now, 0)
 
     def write(self) -> Position:
         position = self.pipeline.position_to_write(self.around.now)

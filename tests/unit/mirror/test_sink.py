@@ -109,7 +109,8 @@ def test_batch_is_replayed_by_its_newest_timestamp_where_no_transaction_keeps_it
         batch = memoryview(build_batch([Record(b"k", b"v", (), timestamp_ms)]))
         span = Span(0, 1, 1, len(batch), -1)
         sink.enqueue(TARGET, Outgoing(batch, [0], span, SimpleNamespace(), 0, "seen"))  # type: ignore[arg-type]
-        sink._send_next(1, [TARGET], 0)
+        sink._leaders[TARGET] = 1
+        sink._pump()
         assert [item.is_replayed for item in sink._lane(TARGET)._row] == [is_replayed]
         for task in sink._tasks:
             task.cancel()
@@ -147,7 +148,7 @@ def test_target_partition_that_takes_nothing_is_told_until_it_does(
         sink = Sink(cluster, lambda: 5_000)
         running = asyncio.create_task(sink.run())
         batch = outgoing()
-        batch.owner = SimpleNamespace(delivered=lambda _, base, __: delivered.append(base))  # type: ignore[assignment]
+        batch.owner = SimpleNamespace(delivered=lambda _, base, *__: delivered.append(base))  # type: ignore[assignment]
         sink.enqueue(TARGET, batch)
         await until_async(lambda: list(sink.failures))
         ((told, failure),) = sink.failures

@@ -15,12 +15,12 @@ from millrace.broker.errors import (
 )
 from millrace.mirror.config import FetchConfig
 from millrace.mirror.pipeline import State
-from millrace.mirror.sources import fetch_loop
 from millrace.mirror.sources import source as source_module
 from millrace.mirror.sources.doubt import Doubt
 from millrace.mirror.sources.fetch_loop import CROWDED_WAIT_MS, FetchLoop, Way
 from millrace.mirror.sources.fetch_memory import MIN_FETCH_SIZE, FetchBudget
 from millrace.mirror.sources.source import SourceReader
+from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.routes import SourcePartition
 from tests import virtual_clock
 from tests.unit.mirror.source_stage import NEW, OLD, Source, answered, pipeline_at, reader_of, with_records
@@ -31,7 +31,7 @@ def test_fetches_name_the_log_that_the_position_is_of() -> None:
     reader = reader_of(Source(NEW))
     loop = FetchLoop(reader._budget)
     loop.partitions["t", 0] = pipeline_at(40, epoch=3)
-    positions, _ = loop.positions(1 << 20)
+    positions, _ = loop.positions(1 << 20, steady_ms())
     assert positions == {("t", 0): FetchPosition(40, -1, 3, OLD)}
 
 
@@ -63,7 +63,7 @@ def test_partition_that_needs_more_of_an_answer_leaves_every_second_one_to_the_o
     for number in range(4):
         needed_size = 70_000 if number in (1, 2) else 0
         loop.partitions["t", number] = pipeline_at(10, doubt=Doubt(10, needed_size=needed_size))
-    rounds = [[number for _, number in loop.positions(1 << 20)[0]] for _ in range(16)]
+    rounds = [[number for _, number in loop.positions(1 << 20, steady_ms())[0]] for _ in range(16)]
     assert all(sorted(asked) == [0, 3] for asked in rounds[1::2])
     assert {asked[0] for asked in rounds[1::2]} == {0, 3}, "each is first in its turn"
     assert all(len(asked) == 1 for asked in rounds[::2])
@@ -91,7 +91,7 @@ def test_partition_that_is_not_asked_for_shortens_the_others_wait_as_far_as_it_m
         raise asyncio.CancelledError
 
     monkeypatch.setattr(source_module, "fetch", fetch)
-    monkeypatch.setattr(fetch_loop, "steady_ms", lambda: 1_000)
+    monkeypatch.setattr(source_module, "steady_ms", lambda: 1_000)
     reader = reader_of(Source())
     loop = FetchLoop(reader._budget)
     loop.partitions["t", 0] = pipeline_at(40)

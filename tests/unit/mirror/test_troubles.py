@@ -143,10 +143,10 @@ def test_batches_that_the_target_refuses_show_until_one_is_taken() -> None:
         lane = scene.sink._lanes[target]
         item = lane.next_to_send(0)
         refused = ProduceOutcome(TopicAuthorizationFailed.code)
-        scene.sink._answered(target, item, refused, scene.now_ms)
+        scene.sink._answered(target, item, refused, scene.now_ms, 0)
         await until_lasting(scene, "the target refuses flights-0")
         item = lane.next_to_send(1 << 40)
-        scene.sink._answered(target, item, ProduceOutcome(0, 0), scene.now_ms)
+        scene.sink._answered(target, item, ProduceOutcome(0, 0), scene.now_ms, 0)
         assert scene.told() == []
         assert scene.worker.status.is_ready()
 
@@ -169,14 +169,14 @@ def test_batch_that_the_target_fails_at_for_ever_is_told_and_logged_once_and_not
         scene.pipeline.accept(answer(batch(0, [5] * 10), end=10))
         target = scene.pipeline.target
         lane = scene.sink._lanes[target]
-        scene.sink._answered(target, lane.next_to_send(0), ProduceOutcome(0, 0), scene.now_ms)
+        scene.sink._answered(target, lane.next_to_send(0), ProduceOutcome(0, 0), scene.now_ms, 0)
         scene.pipeline.accept(answer(batch(10, [5] * 10), end=20))
 
         def answered_with(outcome: ProduceOutcome) -> list[Any]:
             with capture_logs() as lines:
                 item = lane.next_to_send(1 << 40)
                 assert item.offsets[0] == 10, "it is sent until it is taken"
-                scene.sink._answered(target, item, outcome, scene.now_ms)
+                scene.sink._answered(target, item, outcome, scene.now_ms, 0)
             assert not left_out
             return [line for line in lines if "again and again" in line["event"]]
 
@@ -216,6 +216,7 @@ def carried(scene: Scene, pipeline: PartitionPipeline) -> None:
         scene.sink._lanes[pipeline.target].next_to_send(0),
         ProduceOutcome(0, 0),
         scene.now_ms,
+        0,
     )
 
 
