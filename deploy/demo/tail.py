@@ -70,7 +70,7 @@ class Latency:
 
 
 class TailReader:
-    """Reads `topic` of the aggregate to its growing end until stopped. `readable` counts what it has read."""
+    """Reads `topic` of the aggregate to its growing end until stopped."""
 
     def __init__(self, bootstrap: str, topic: str):
         self._bootstrap = bootstrap
@@ -78,7 +78,6 @@ class TailReader:
         self._stop = threading.Event()
         self._arrivals: dict[tuple[str, int], float] = {}
         self._thread = threading.Thread(target=self._run, name="tail-reader", daemon=True)
-        self.readable = 0
         self.problem: str | None = None
 
     def start(self) -> None:
@@ -133,7 +132,6 @@ class TailReader:
                 if header.next_offset <= offset:
                     continue
                 offset = header.next_offset
-                self.readable += header.record_count
                 batch_number += 1
                 if batch_number % BATCH_STRIDE == 0:
                     self._note(records[position : position + header.size], arrived_ms)
