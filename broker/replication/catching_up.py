@@ -53,7 +53,7 @@ class Taken(NamedTuple):
     once would not say it again."""
 
 
-AT_ONCE = Taken()
+NOT_ALL = Taken()
 ALL = Taken(is_all=True)
 
 
@@ -71,7 +71,7 @@ class CatchingUp:
         """Do what the answer asks for. Raises what the log raises (KafkaStorageError, CorruptMessage,
         OffsetOutOfRange) and what `bounds` raises."""
         if local.turn.locked() or local.replica.role is not Role.FOLLOWER:
-            return AT_ONCE
+            return NOT_ALL
         decision = decide(answer, _position(local), local.log.leader_epochs)
         match decision:
             case Append():
@@ -86,19 +86,19 @@ class CatchingUp:
                 raise error_for_code(code, f"the leader answers {error_for_code(code).name}")
             case Outdated() | StartAnew():
                 pass
-        return AT_ONCE
+        return NOT_ALL
 
     async def _append(self, local: LocalPartition, answer: Answer, records: Buffer) -> Taken:
         if len(records) >= LARGE_APPEND_SIZE:
             async with local.turn:
                 if not _is_current(local, answer.leader_epoch):
-                    return AT_ONCE
+                    return NOT_ALL
                 await self._on_disk(self._append_now, local, records, answer.leader_epoch)
         elif len(records):
             self._append_now(local, records, answer.leader_epoch)
         replica, partition_log = local.replica, local.log
         if not _is_current(local, answer.leader_epoch):
-            return AT_ONCE
+            return NOT_ALL
         replica.follow(answer.high_watermark, partition_log.end_offset)
         start = start_to_follow(_position(local), answer.log_start_offset)
         if start is not None:
@@ -125,7 +125,7 @@ class CatchingUp:
         async with local.turn:
             before = local.log.end_offset
             if not _is_current(local, leader_epoch):
-                return AT_ONCE
+                return NOT_ALL
             await self._on_disk(local.log.truncate_to, offset, self._clock_ms())
             local.replica.truncated(local.log.end_offset)
         log.warning(
@@ -136,12 +136,12 @@ class CatchingUp:
             was_end=before,
             end=local.log.end_offset,
         )
-        return AT_ONCE if local.log.end_offset < before else Taken(UNEXPECTED_REST_SECONDS)
+        return NOT_ALL if local.log.end_offset < before else Taken(UNEXPECTED_REST_SECONDS)
 
     async def _realign(self, local: LocalPartition, leader_epoch: int, bounds: Bounds) -> Taken:
         leader_start, leader_end = await bounds(local)
         if not _is_current(local, leader_epoch):
-            return AT_ONCE
+            return NOT_ALL
         match realign(_position(local), leader_start, leader_end):
             case Truncate(offset):
                 return await self._truncate(local, leader_epoch, offset)
@@ -149,7 +149,7 @@ class CatchingUp:
                 async with local.turn:
                     before = local.log.end_offset
                     if not _is_current(local, leader_epoch):
-                        return AT_ONCE
+                        return NOT_ALL
                     await self._on_disk(local.log.start_anew, offset, self._clock_ms())
                     local.replica.begun_anew(offset)
                 log.warning(
@@ -158,7 +158,7 @@ class CatchingUp:
                     was_end=before,
                     start=offset,
                 )
-                return AT_ONCE
+                return NOT_ALL
         # The leader takes the offset after all; it may be about to lead, or to change.
         return Taken(UNEXPECTED_REST_SECONDS)
 

@@ -21,11 +21,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from millrace.broker.errors import FetchSessionIdNotFound, FetchSessionTopicIdError, InvalidFetchSessionEpoch
 from millrace.broker.protocol.hot_fetch import PartitionFetch, Topic
-
-NO_SESSION = 0
-FULL = 0
-"""The epoch of a request that names all its partitions and asks for a session."""
-LARGEST_EPOCH = 2**31 - 1
+from millrace.broker.protocol.session_epochs import FULL, NO_SESSION, next_epoch
 
 ENDED = frozenset({FetchSessionIdNotFound.code, InvalidFetchSessionEpoch.code, FetchSessionTopicIdError.code})
 """The leader has another idea of the session, or none: it restarted, or gave the room to somebody else."""
@@ -73,12 +69,7 @@ class FollowerSession(Generic[Owner]):
 
     def answered(self, session_id: int) -> None:
         """The leader's answer names the session; 0 where there is none (any more)."""
-        if session_id == NO_SESSION:
-            self._epoch = FULL
-        elif self._epoch in (FULL, LARGEST_EPOCH):
-            self._epoch = 1
-        else:
-            self._epoch += 1
+        self._epoch = FULL if session_id == NO_SESSION else next_epoch(self._epoch)
         self._id = session_id
 
     def let_go(self, key: Key) -> None:

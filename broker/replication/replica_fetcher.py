@@ -36,10 +36,11 @@ from millrace.broker.errors import (
 )
 from millrace.broker.protocol import hot_fetch
 from millrace.broker.protocol.frames import Api
+from millrace.broker.protocol.session_epochs import FINAL_EPOCH, FULL, NO_SESSION
 from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.replication.catching_up import LARGE_APPEND_SIZE, CatchingUp, Taken
 from millrace.broker.replication.follower import Answer
-from millrace.broker.replication.follower_session import ENDED, FULL, NO_SESSION, FollowerSession
+from millrace.broker.replication.follower_session import ENDED, FollowerSession
 from millrace.broker.replication.lanes import NEVER, Lane, is_sweep_due, lane_of
 from millrace.broker.replication.local_partition import Flusher, LocalPartition
 from millrace.broker.replication.off_loop import Turns
@@ -506,7 +507,7 @@ class LaneFetcher:
             max_bytes=0,
             partitions=[self._question(asked)],
             session_id=NO_SESSION,
-            session_epoch=NO_EPOCH,
+            session_epoch=FINAL_EPOCH,
             forgotten=(),
         )
 

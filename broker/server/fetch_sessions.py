@@ -23,12 +23,7 @@ from collections.abc import Iterable, Sequence
 
 from millrace.broker.errors import FetchSessionIdNotFound, FetchSessionTopicIdError, InvalidFetchSessionEpoch
 from millrace.broker.protocol.hot_fetch import FetchRequest, PartitionData, PartitionFetch, Topic
-
-NO_SESSION = 0
-INITIAL_EPOCH = 0
-FINAL_EPOCH = -1
-LARGEST_EPOCH = 2**31 - 1
-LARGEST_ID = 2**31 - 1
+from millrace.broker.protocol.session_epochs import FINAL_EPOCH, FULL, LARGEST_ID, NO_SESSION, next_epoch
 
 EVICTION_MS = 120_000
 """How long a session is safe after its last use, and from sessions of more worth after its creation."""
@@ -45,11 +40,6 @@ FAILED_SEARCH_MS = 100
 Key = tuple[Topic, int]
 Worth = tuple[bool, int]
 NO_PARTITIONS: tuple[PartitionData, ...] = ()
-
-
-def next_epoch(epoch: int) -> int:
-    """The epoch of a session's next request; it goes round and never comes back to 0."""
-    return 1 if epoch == LARGEST_EPOCH else epoch + 1
 
 
 class _Cached:
@@ -88,7 +78,7 @@ class FetchSession:
         self.privileged = privileged
         self.uses_ids = uses_ids
         self.created_ms = self.used_ms = steady_ms
-        self.epoch = next_epoch(INITIAL_EPOCH)
+        self.epoch = next_epoch(FULL)
         self.partitions: dict[Key, _Cached] = {}
 
     @property
@@ -176,7 +166,7 @@ class FetchSessionCache:
 
         A full request ends the session that it names.
         """
-        if request.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
+        if request.session_epoch in (FULL, FINAL_EPOCH):
             self._remove(request.session_id)
             return SessionFetch(self, request, uses_ids, None)
         session = self._sessions.get(request.session_id)

@@ -44,13 +44,14 @@ from millrace.broker.protocol.hot_fetch import (
     decode_request,
     encode_response,
 )
+from millrace.broker.protocol.session_epochs import FINAL_EPOCH, NO_SESSION
 from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.replication.local_partition import FollowerFetch, MustReadCold, PartitionRead
 from millrace.broker.replication.off_loop import Turns
 from millrace.broker.replication.waiting_requests import WaitEnd
 from millrace.broker.server.context import BrokerServices, RequestContext
 from millrace.broker.server.dispatch import KEPT_FRAME_SIZE, Answered, Throttled
-from millrace.broker.server.fetch_sessions import FINAL_EPOCH, NO_SESSION, SessionFetch
+from millrace.broker.server.fetch_sessions import SessionFetch
 from millrace.broker.telemetry.garbage import left_alone, look_at_time
 
 API = Api.FETCH

@@ -12,7 +12,7 @@ import pytest
 
 from millrace.broker.errors import CorruptMessage, KafkaStorageError, NotLeaderOrFollower, OffsetOutOfRange
 from millrace.broker.protocol.records import Record, build_batch
-from millrace.broker.replication.catching_up import ALL, AT_ONCE, LARGE_APPEND_SIZE, CatchingUp, Taken
+from millrace.broker.replication.catching_up import ALL, LARGE_APPEND_SIZE, NOT_ALL, CatchingUp, Taken
 from millrace.broker.replication.follower import Answer
 from millrace.broker.replication.local_partition import Flusher, LocalPartition
 from millrace.broker.replication.partition import PartitionState, Replica
@@ -193,7 +193,7 @@ def test_answer_that_comes_after_a_change_of_roles_is_not_used(tmp_path: Path) -
         pair.write(pair.local.log, b"other", epoch=0)
         async with pair.local.turn:
             # Someone else is at the log just now.
-            assert await pair.fetch() == AT_ONCE
+            assert await pair.fetch() == NOT_ALL
         assert pair.local.log.end_offset == 1
         holding = asyncio.ensure_future(pair.local.turn.acquire())
         await holding
@@ -213,7 +213,7 @@ def test_answer_in_an_earlier_epoch_is_not_taken(tmp_path: Path) -> None:
     async def scenario(pair: Pair) -> None:
         pair.write(pair.leader, b"a")
         pair.follow(3)
-        assert await pair.fetch(behind=1) == AT_ONCE
+        assert await pair.fetch(behind=1) == NOT_ALL
         assert (pair.local.log.end_offset, pair.local.replica.high_watermark) == (0, 0)
 
     run(tmp_path, scenario)

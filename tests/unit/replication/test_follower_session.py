@@ -8,7 +8,8 @@ import random
 import pytest
 
 from millrace.broker.protocol.hot_fetch import FetchRequest, PartitionData, PartitionFetch
-from millrace.broker.replication.follower_session import ENDED, FULL, LARGEST_EPOCH, FollowerSession
+from millrace.broker.protocol.session_epochs import FULL, LARGEST_EPOCH
+from millrace.broker.replication.follower_session import ENDED, FollowerSession
 from millrace.broker.server.fetch_sessions import FetchSessionCache
 
 TOPIC = "t"

@@ -16,7 +16,7 @@ from millrace.broker.errors import NetworkException
 from millrace.broker.protocol import hot_fetch
 from millrace.broker.protocol.hot_fetch import FetchRequest, PartitionData
 from millrace.broker.replication import replica_fetcher
-from millrace.broker.replication.catching_up import ALL, AT_ONCE, Taken
+from millrace.broker.replication.catching_up import ALL, NOT_ALL, Taken
 from millrace.broker.replication.lanes import Lane
 from millrace.broker.replication.partition import Role
 from millrace.broker.replication.replica_fetcher import FetchLimits, Following, LaneFetcher
@@ -172,7 +172,7 @@ def test_an_answer_that_was_not_taken_whole_is_asked_for_again(monkeypatch: pyte
     """It came when the replica was in another epoch by then, say, and its high watermark was left out."""
 
     async def scenario(stage: Stage) -> None:
-        stage.catching_up.says[1] = AT_ONCE
+        stage.catching_up.says[1] = NOT_ALL
         await stage.asks()
         assert await stage.asks() == ([0, 1, 2], [], True)
         stage.catching_up.says[1] = Taken(3600.0)

@@ -9,22 +9,15 @@ import pytest
 
 from millrace.broker.errors import FetchSessionIdNotFound, FetchSessionTopicIdError, InvalidFetchSessionEpoch
 from millrace.broker.protocol.hot_fetch import FetchRequest, PartitionData, PartitionFetch, Topic
+from millrace.broker.protocol.session_epochs import FINAL_EPOCH, FULL, LARGEST_EPOCH, next_epoch
 from millrace.broker.server import fetch_sessions
-from millrace.broker.server.fetch_sessions import (
-    EVICTION_MS,
-    FINAL_EPOCH,
-    INITIAL_EPOCH,
-    LARGEST_EPOCH,
-    FetchSessionCache,
-    SessionFetch,
-    next_epoch,
-)
+from millrace.broker.server.fetch_sessions import EVICTION_MS, FetchSessionCache, SessionFetch
 
 
 def request(
     *partitions: PartitionFetch,
     session_id: int = 0,
-    epoch: int = INITIAL_EPOCH,
+    epoch: int = FULL,
     forgotten: tuple[tuple[Topic, int], ...] = (),
     replica_id: int = -1,
 ) -> FetchRequest:
@@ -158,7 +151,7 @@ def test_throttled_answer_takes_nothing_as_told() -> None:
     assert len(cache) == 1
 
 
-@pytest.mark.parametrize("epoch", [INITIAL_EPOCH, FINAL_EPOCH])
+@pytest.mark.parametrize("epoch", [FULL, FINAL_EPOCH])
 def test_full_request_ends_the_session_it_names(epoch: int) -> None:
     cache = FetchSessionCache(10)
     session = opened(cache, 0)
@@ -167,11 +160,11 @@ def test_full_request_ends_the_session_it_names(epoch: int) -> None:
     assert (code, told(parts)) == (0, [0])
     assert new != session
     assert (new == 0) is (epoch == FINAL_EPOCH)
-    assert len(cache) == (epoch == INITIAL_EPOCH)
+    assert len(cache) == (epoch == FULL)
 
 
 def test_epochs_go_round() -> None:
-    assert next_epoch(INITIAL_EPOCH) == 1
+    assert next_epoch(FULL) == 1
     assert next_epoch(LARGEST_EPOCH) == 1
 
 
@@ -262,7 +255,7 @@ def test_random_use_keeps_the_count_and_the_view() -> None:
         state = {number: rng.randrange(3) for number in range(6)}
         wanted = set(rng.sample(range(6), 3))
         view: dict[int, int] = {}
-        session, epoch = 0, INITIAL_EPOCH
+        session, epoch = 0, FULL
         changed, forgotten = set(wanted), set()
         for _ in range(8):
             asking = request(
