@@ -255,4 +255,41 @@ OF_REPLICATION = (
             "::test_leader_of_a_log_that_failed_takes_nobody_out_of_the_in_sync_set_any_more",
         ),
     ),
+    Mutant(
+        name="answer-that-was-not-taken-is-not-asked-for-again",
+        promise="What a follower has not taken of its leader's answer it is told again.",
+        file="broker/replication/replica_fetcher.py",
+        rule="                self._session.let_go((given.topic, given.partition))\n",
+        instead="                pass\n",
+        red=(
+            f"{REPLICATION}/test_lane_sessions.py::test_an_answer_that_was_not_taken_whole_is_asked_for_again",
+        ),
+    ),
+    Mutant(
+        name="session-goes-on-behind-an-answer-that-was-cut-off",
+        promise="Behind an answer that may not have been taken a follower asks its leader for everything.",
+        file="broker/replication/replica_fetcher.py",
+        rule="            self._session.end()  # something that was answered may not have been taken\n",
+        instead="",
+        red=(
+            f"{REPLICATION}/test_lane_sessions.py"
+            "::test_after_an_answer_whose_taking_was_cut_off_everything_is_asked_for",
+        ),
+    ),
+    Mutant(
+        name="another-owners-answers-taken-for-ones-own",
+        promise="Who takes over the following of a partition is told everything that its leader knows.",
+        file="broker/replication/follower_session.py",
+        rule="        if any(before.get(key, asked)[0] is not asked[0] for key, asked in now.items()):\n",
+        instead="        if any(before.get(key, asked)[0] is None for key, asked in now.items()):\n",
+        red=(f"{REPLICATION}/test_follower_session.py::test_who_takes_a_partition_over_is_told_everything",),
+    ),
+    Mutant(
+        name="leader-not-told-what-is-asked-for-no-more",
+        promise="A leader is told which partitions a follower asks for no more, so it knows who lags behind.",
+        file="broker/replication/follower_session.py",
+        rule="[key for key in before if key not in now]",
+        instead="[]",
+        red=(f"{REPLICATION}/test_lane_sessions.py::test_what_was_let_go_of_is_forgotten_and_not_held",),
+    ),
 )
