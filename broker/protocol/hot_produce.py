@@ -201,7 +201,7 @@ def _request_head(
     )
 
 
-@lru_cache(1024)
+@lru_cache(MOST_ITEMS)
 def _topic_name(topic: str, flexible: bool) -> bytes:
     return wire.compact_string(topic) if flexible else wire.string(topic)
 

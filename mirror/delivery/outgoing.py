@@ -27,7 +27,7 @@ class Owner(Protocol):
     """Who a batch comes from, and who hears what became of it."""
 
     def delivered(self, outgoing: Outgoing, base_offset: int, now_ms: int, steady_ms: int) -> None:
-        """`base_offset`: the target's offset of the first record, -1 unknown."""
+        """`base_offset`: the target's offset of the first record, -1 unknown. The times are the answer's."""
         ...
 
     def refused(self, outgoing: Outgoing, error: KafkaError, now_ms: int) -> list[Outgoing]:

@@ -62,12 +62,13 @@ class PartitionProgress:
         self._committed_epoch = leader_epoch
         self._position_epoch = leader_epoch
         self._written = position
+        self.epochs = EpochHistory(leader_epoch, epoch_from if 0 <= epoch_from <= position else position)
+        # Read at each turn of fetching; they change here alone.
         self.fetch_offset = position
         self.fetched_leader_epoch = leader_epoch
         """Of the last fetched batch: proof for the source that our log is its log."""
-        self.epochs = EpochHistory(leader_epoch, epoch_from if 0 <= epoch_from <= position else position)
         self.outstanding_size = 0
-        """Bytes of the spans that are not settled. It, and the two above, change here alone."""
+        """Bytes of the spans that are not settled."""
         self._unrecorded_gaps = 0
         self._closed = False
 

@@ -72,10 +72,18 @@ class Fields:
         self.kept |= {Field(dotted, name) for name in [*annotated, *_set_by_methods(made)]}
 
     def unread(self) -> set[Field]:
-        read = set(self.read)
-        for name, count in self.taken_by_place:
-            read |= set(self.ordered.get(name, ())[:count])
-        return {each for each in self.kept if each.name not in read and not self._is_model(each.within)}
+        by_place = {
+            (name, taken)
+            for name, count in self.taken_by_place
+            for taken in self.ordered.get(name, ())[:count]
+        }
+        return {
+            each
+            for each in self.kept
+            if each.name not in self.read
+            and (each.within.rpartition(".")[2], each.name) not in by_place
+            and not self._is_model(each.within)
+        }
 
     def _is_model(self, dotted: str) -> bool:
         todo, seen = [dotted.rpartition(".")[2]], set[str]()
@@ -131,6 +139,7 @@ def test_what_the_product_keeps_the_product_reads() -> None:
         ("class Thing:\n    def more(self):\n        self.count = self.count + 1", []),
         ("class Thing:\n    a: int\n    b: int\nmatch made:\n    case Thing(first): print(first)", ["b"]),
         ("class Thing:\n    a: int\nmatch made:\n    case Thing(a=first): print(first)", []),
+        ("class Thing:\n    a: int\nclass B:\n    a: int\nmatch made:\n    case Thing(x): print(x)", ["a"]),
         ("class Thing(NamedTuple):\n    a: int\n", ["a"]),
         ("class Part(BaseModel):\n    a: int\nclass Whole(Part):\n    b: int\n", []),
     ],

@@ -31,6 +31,22 @@ def with_records(records: memoryview, partition: int = 0) -> FetchedPartition:
     return FetchedPartition("t", partition, 0, 1, 1, 0, (), None, records)
 
 
+def test_other_loops_and_another_limit_change_every_share() -> None:
+    budget = FetchBudget(64 * MEBIBYTE)
+
+    def shares() -> list[float]:
+        each = (budget.share, budget.floor, budget.most_of_a_partition, budget.most_of_a_fetch)
+        return [size / MEBIBYTE for size in each]
+
+    assert shares() == [64, 8, 16, 28]
+    budget.loop_count = 2
+    assert shares() == [32, 4, 8, 14]
+    budget.resize(16 * MEBIBYTE)
+    assert shares() == [8, 1, 2, 3.5]
+    budget.loop_count -= 2
+    assert shares() == [16, 2, 4, 7]
+
+
 class TwoInOneAnswer:
     """A small batch of one partition and a large one of another, fetched together, on their way to a target
     that nobody has asked for anything yet."""

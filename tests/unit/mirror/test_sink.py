@@ -118,6 +118,32 @@ def test_batch_is_replayed_by_its_newest_timestamp_where_no_transaction_keeps_it
     asyncio.run(scenario())
 
 
+def test_rows_that_rest_are_looked_at_again_when_the_first_of_them_may_go_on() -> None:
+    """Nothing else would wake the sink: what fails is answered, and nothing is under way."""
+
+    async def scenario() -> None:
+        sink = make_sink()
+        sink._steady_ms = lambda: 5_000
+        resting = {
+            TargetPartition("flights", number): at_ms for number, at_ms in enumerate((7_000, 9_000, 4_000))
+        }
+        for target, at_ms in resting.items():
+            sink.enqueue(target, outgoing())
+            sink._lane(target).needs_identity = True
+            sink._lane(target).retry_at_ms = at_ms
+            sink._leaders[target] = 1
+        sink._pump()
+        assert sink._retry_handle is not None
+        left_s = sink._retry_handle.when() - asyncio.get_running_loop().time()
+        assert 1.9 < left_s < 2.1
+        for target in resting:
+            sink._lane(target).retry_at_ms = 0
+        sink._pump()
+        assert sink._retry_handle is None, "nothing rests any more"
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("what", ["no leader", "no answer"])
 def test_target_partition_that_takes_nothing_is_told_until_it_does(
     what: str, monkeypatch: pytest.MonkeyPatch
