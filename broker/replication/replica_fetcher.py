@@ -20,28 +20,26 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import structlog
 
 from millrace.broker.client.broker_connections import BrokerConnections
-from millrace.broker.client.connection import Connection, request_schema
+from millrace.broker.client.connection import Connection
 from millrace.broker.errors import (
     KafkaError,
     MillraceError,
     NetworkException,
     ProtocolError,
-    UnsupportedVersion,
     error_for_code,
 )
 from millrace.broker.protocol import hot_fetch
-from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.session_epochs import FINAL_EPOCH, FULL, NO_SESSION
 from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.replication.catching_up import LARGE_APPEND_SIZE, CatchingUp, Taken
 from millrace.broker.replication.follower import Answer
 from millrace.broker.replication.follower_session import ENDED, FollowerSession
 from millrace.broker.replication.lanes import NEVER, Lane, is_sweep_due, lane_of
+from millrace.broker.replication.leader_questions import fetch, log_bounds
 from millrace.broker.replication.local_partition import Flusher, LocalPartition
 from millrace.broker.replication.off_loop import Turns
 from millrace.broker.replication.partition import Role
@@ -51,11 +49,6 @@ from millrace.broker.telemetry.metrics import BrokerMetrics
 log = structlog.get_logger("millrace.broker")
 
 PURPOSES = {Lane.BUSY: "replica", Lane.IDLE: "replica-idle"}
-CLIENT_ID = "millrace-replica"
-
-_FETCH_VERSIONS = (hot_fetch.FIRST_WITH_TOPIC_IDS, 16)
-_LIST_OFFSETS_VERSIONS = (4, 7)
-_EARLIEST, _LATEST = -2, -1
 
 NO_EPOCH = -1
 
@@ -68,7 +61,6 @@ LONGEST_REST_SECONDS = 1.0
 """Of a lane that has partitions, none of which is due."""
 FLUSH_WAIT_SECONDS = 1.0
 """So long the other partitions wait for one's flush."""
-REQUEST_TIMEOUT_MS = 30_000
 ADDED_DELAY_SECONDS = 0.1
 """Partitions often come many at a time; so long a wait goes on for more to come."""
 
@@ -467,9 +459,6 @@ class LaneFetcher:
     async def _exchange(self, connection: Connection, due: list[Following]) -> hot_fetch.FetchResponse | None:
         """The leader's answer; None where it knows nothing of the session: it is to be asked in full."""
         limits = self.owner.limits
-        version = connection.versions.highest(Api.FETCH, *_FETCH_VERSIONS)
-        if version is None:
-            raise UnsupportedVersion(f"{connection} offers no Fetch with topic ids")
         wanted = self._session.want((each, self._question(each)) for each in due)
         request = hot_fetch.FetchRequest(
             limits.max_wait_ms,
@@ -485,13 +474,9 @@ class LaneFetcher:
         )
         self._polling = connection, self._ending_of(request, due[0])
         try:
-            frame = await _send(connection, version, request)
+            response = await fetch(connection, request)
         finally:
             self._polling = None
-        try:
-            response = hot_fetch.decode_response(frame, version)
-        except ProtocolError as error:
-            raise connection.breach(str(error)) from error
         if wanted.session_epoch != FULL and response.error_code in ENDED:
             self._session.end()
             return None
@@ -514,10 +499,8 @@ class LaneFetcher:
     async def _ask_at_once(self, connection: Connection, request: hot_fetch.FetchRequest) -> None:
         """End the fetch under way: one that does not wait is answered after it. That answer says nothing new;
         if it fails, so does the other."""
-        version = connection.versions.highest(Api.FETCH, *_FETCH_VERSIONS)
-        if version is not None:
-            with suppress(KafkaError, ProtocolError):
-                await _send(connection, version, request)
+        with suppress(KafkaError, ProtocolError):
+            await fetch(connection, request)
 
     async def _take(
         self,
@@ -561,47 +544,12 @@ class LaneFetcher:
         return taken.is_all
 
     def _bounds_of(self, connection: Connection) -> Callable[[LocalPartition], Awaitable[tuple[int, int]]]:
-        async def bounds(local: LocalPartition) -> tuple[int, int]:
-            """Where the leader's log begins and ends. Raises KafkaErrors, ProtocolError."""
-            return (
-                await self._list_offset(connection, local, _EARLIEST),
-                await self._list_offset(connection, local, _LATEST),
-            )
-
-        return bounds
-
-    async def _list_offset(self, connection: Connection, local: LocalPartition, timestamp: int) -> int:
-        version = connection.versions.highest(Api.LIST_OFFSETS, *_LIST_OFFSETS_VERSIONS)
-        if version is None:
-            raise UnsupportedVersion(f"{connection} offers no ListOffsets")
-        schema: Any = request_schema(Api.LIST_OFFSETS, version)
-        partition = schema.ListOffsetsPartition(
-            partition_index=local.partition,
-            current_leader_epoch=local.replica.leader_epoch,
-            timestamp=timestamp,
-        )
-        request = schema.ListOffsetsRequest(
-            replica_id=self.owner.broker_id,
-            isolation_level=0,
-            topics=(schema.ListOffsetsTopic(name=local.topic, partitions=(partition,)),),
-        )
-        answer = await connection.call(request, REQUEST_TIMEOUT_MS)
-        part = answer.topics[0].partitions[0]
-        if part.error_code:
-            raise error_for_code(int(part.error_code))
-        return int(part.offset)
+        return lambda local: log_bounds(connection, local, self.owner.broker_id)
 
     def _failed(self, following: Following, reason: str) -> None:
         if reason != following.failure:
             log.error("a partition is not replicated", partition=str(following.local), reason=reason)
         following.failure = reason
-
-
-async def _send(connection: Connection, version: int, request: hot_fetch.FetchRequest) -> memoryview:
-    return await connection.exchange(
-        lambda correlation_id: (hot_fetch.encode_request(version, correlation_id, CLIENT_ID, request),),
-        REQUEST_TIMEOUT_MS + request.max_wait_ms,
-    )
 
 
 def _is_cancelled_itself() -> bool:

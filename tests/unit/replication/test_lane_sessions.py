@@ -15,7 +15,7 @@ import pytest
 from millrace.broker.errors import NetworkException
 from millrace.broker.protocol import hot_fetch
 from millrace.broker.protocol.hot_fetch import FetchRequest, PartitionData
-from millrace.broker.replication import replica_fetcher
+from millrace.broker.replication import leader_questions
 from millrace.broker.replication.catching_up import ALL, NOT_ALL, Taken
 from millrace.broker.replication.lanes import Lane
 from millrace.broker.replication.partition import Role
@@ -106,7 +106,7 @@ class Stage:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.leader = Leader()
         self.catching_up = CatchingUp()
-        monkeypatch.setattr(replica_fetcher, "_send", self.leader.send)
+        monkeypatch.setattr(leader_questions, "_send", self.leader.send)
         connection: Any = SimpleNamespace(versions=SimpleNamespace(highest=lambda *_: VERSION))
         owner: Any = SimpleNamespace(
             broker_id=2,
