@@ -4,7 +4,9 @@ Called by `source` with what `doubt` wants to know. No header is believed for it
 checksum, but a source finds batches by its index and by its files' names, which were there before any damage:
 
     a batch alone    is asked for by the last offset that it claims, together with what follows it, and so is
-                     what it claims to be followed by; behind a hole also what stands before it, for of one
+                     what it claims to be followed by; one that claims to begin before what was asked for, or
+                     within what was taken, by where it begins and ends there, too, whoever follows it;
+                     behind a hole also what stands before it, for of one
                      that claims to lie farther back a source shows nothing else: it passes over it
     damage           ends where the source gives another batch that can be believed: looked for farther and
                      farther ahead, then by halves, so that damage farther on is left to its own gap
@@ -60,7 +62,7 @@ WAIT_MS = 500
 
 
 class _UnreadableBehind(CorruptMessage):
-    """What lies behind a suspect is not given, though the log goes on."""
+    """What lies beside a suspect is not given, though it is within the log."""
 
 
 class Surveyor:
@@ -202,13 +204,18 @@ class _Look:
         if found is None or found.batch is None:
             return Beginning(offset, offset, True, False) if offset >= log_end else None
         position = found.batch.position
-        if not found.is_vouched_for and not await self._is_contradicted(found.batch, offset):
-            found = found._replace(is_vouched_for=True)
+        if not found.is_vouched_for or self._reaches_into_what_was_taken(found):
+            is_vouched_for = not await self._is_contradicted(found.batch, offset)
+            found = found._replace(is_vouched_for=is_vouched_for)
         if found.is_behind:
             claimed = reaches_before(answer.records, position)
             # Behind today's end the index leads past it, or it is found out anew.
             self._misplaced_up_to = max(self._misplaced_up_to, min(claimed, log_end))
         return found
+
+    def _reaches_into_what_was_taken(self, found: Beginning) -> bool:
+        """Whether it claims to begin before another is known to end: then no neighbour speaks for it."""
+        return self._question.taken_from >= 0 and found.base_offset < self._question.offset
 
     # --- a batch alone ---------------------------------------------------------------------------
 
@@ -256,6 +263,8 @@ class _Look:
         comes alone says nothing: so do, in healthy logs, the last one of a file, from which no answer goes
         on, and each where the source's limit for an answer is smaller than two batches."""
         base_offset, end = suspect.base_offset, suspect.next_offset
+        if base_offset < offset and await self._has_another_where_it_begins(suspect):
+            return True
         # One that claims to begin before what was asked for is known by the offset before that, too.
         for within in (offset - 1, end - 1) if base_offset < offset else (end - 1,):
             answer = await self._fetch(within, _size_for(suspect))
@@ -273,6 +282,20 @@ class _Look:
             return False
         following = await self._next_from(end, log_end)
         return following is not None and following.base_offset < end
+
+    async def _has_another_where_it_begins(self, suspect: Suspect) -> bool:
+        """The same of a suspect that claims to begin before the offset at which it was given: there one may
+        stand that ends before that offset. Not looked at is what lies before the offset in question: it may
+        have expired."""
+        within = max(suspect.base_offset, self._question.offset)
+        answer = await self._fetch(within, _size_for(suspect))
+        if not len(answer.records):
+            await self._raise_unless_damaged(within, answer)
+            if not self._question.may_pass_over:
+                raise _UnreadableBehind(f"the source gives nothing at offset {within}")
+            return False
+        log_end = max(answer.high_watermark, suspect.next_offset, await self._log_end())
+        return not _is_of(suspect, beginning_at(answer.records, within, log_end))
 
     async def _next_from(self, offset: int, log_end: int) -> Suspect | None:
         """What the source gives where a suspect claims to end; None where that is the log's end, or where

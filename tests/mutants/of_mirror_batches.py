@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 UNIT = "tests/unit/mirror"
+LOOKS = "tests/simulation/test_mirror_looks.py"
 
 OF_MIRROR_BATCHES = (
     Mutant(
@@ -117,6 +118,22 @@ OF_MIRROR_BATCHES = (
             f"{UNIT}/test_batches_without_neighbours.py"
             "::test_nothing_is_passed_over_that_may_be_the_wanted_batch_itself",
         ),
+    ),
+    Mutant(
+        name="other-where-it-begins-unasked",
+        promise="A batch that comes alone behind another's claim is asked for where it claims to begin, too.",
+        file="mirror/sources/survey.py",
+        rule="base_offset < offset and await self._has_another_where_it_begins(suspect):\n",
+        instead="False:\n",
+        red=(f"{LOOKS}::test_neighbours_speak_for_no_batch_that_begins_within_another",),
+    ),
+    Mutant(
+        name="neighbour-speaks-against-what-was-taken",
+        promise="No neighbour speaks for a batch that claims to begin within what was taken.",
+        file="mirror/sources/survey.py",
+        rule="        return self._question.taken_from >= 0 and found.base_offset < self._question.offset\n",
+        instead="        return False\n",
+        red=(f"{LOOKS}::test_neighbours_speak_for_no_batch_that_begins_within_another",),
     ),
     Mutant(
         name="lone-batch-vouches-for-itself",

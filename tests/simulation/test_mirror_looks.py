@@ -252,6 +252,14 @@ def test_a_source_that_fails_once_has_said_nothing(seed: int) -> None:
     run(seed)
 
 
+@pytest.mark.parametrize("seed", [910633, 928796])
+def test_neighbours_speak_for_no_batch_that_begins_within_another(seed: int) -> None:
+    """Two claim the same first offset: behind the end of the one, the other comes alone, and seems to be in
+    its place. One claims to begin within what was taken: to where that stands in its way, all neighbours
+    behind it are in order."""
+    run(seed)
+
+
 def believes_all(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Doubt, "trusts", lambda *_: True)
 
