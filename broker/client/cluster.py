@@ -9,8 +9,8 @@ look fetch it anew.
 A purpose is a name for traffic that must not wait behind other traffic: a server answers the requests of
 one connection in order, so a long poll on "fetch" would hold up a commit sent on the same socket.
 
-A server that refuses the login or a certificate is not asked again at once (`gates.py`): the error names what
-to change. `trouble` is what a status shows.
+The connections are its `connection_pool`'s. A server that refuses the login or a certificate is not asked
+again at once (`gates.py`): the error names what to change. `trouble` is what a status shows.
 
 Nothing is connected before it is needed. Requests are not repeated here unless the method says so;
 `retrying` is the loop for those that may be.
@@ -20,24 +20,21 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 from kio.static.protocol import RequestPayload
 
 from millrace.broker.client.connection import MAX_RESPONSE_SIZE, Connection, Encoder, request_schema
+from millrace.broker.client.connection_pool import CONNECT_TIMEOUT_MS, ConnectionPool
 from millrace.broker.client.frame_memory import FrameMemory
-from millrace.broker.client.gates import Gates
 from millrace.broker.client.known_metadata import STALE_METADATA, KnownMetadata
 from millrace.broker.client.lane import Lane
-from millrace.broker.client.login import Access
 from millrace.broker.client.metadata import ClusterMetadata, metadata_request, read_metadata
 from millrace.broker.client.offsets import EARLIEST, LATEST, ListedOffset, list_offsets
-from millrace.broker.client.opening import open_connection
-from millrace.broker.client.retry import RECONNECT_BACK_OFF, REQUEST_BACK_OFF, share_ms
+from millrace.broker.client.retry import REQUEST_BACK_OFF, share_ms
 from millrace.broker.client.security import Security
 from millrace.broker.errors import (
     AccessRefused,
@@ -59,7 +56,6 @@ __all__ = ["EARLIEST", "LATEST", "Cluster"]
 T = TypeVar("T")
 
 METADATA_MAX_AGE_MS = 300_000
-_CONNECT_TIMEOUT_MS = 10_000
 TELLING_TRY_MS = 100
 """A shorter try, as the last one before a deadline may be, has found out less than those before it."""
 _METADATA_VERSIONS = (9, 12)
@@ -97,22 +93,22 @@ class Cluster:
         self.request_timeout_ms = request_timeout_ms
         self._awaits_start = awaits_start
         self.set_bootstrap(bootstrap)
-        is_plain = security is None or security.protocol == "PLAINTEXT"
-        self._access = None if security is None or is_plain else Access(security)
         self._refused: AccessRefused | None = None
         self._unreached: ClusterUnreachable | None = None
-        self._max_response_size = max_response_size
-        self._frame_memory = frame_memory
         self._rng = rng or random.Random()
-        self._gates = Gates(self._rng)
-        self._lanes: dict[tuple[int, str], Lane] = {}
+        self._pool = ConnectionPool(
+            name,
+            client_id=client_id,
+            request_timeout_ms=request_timeout_ms,
+            security=security,
+            max_response_size=max_response_size,
+            frame_memory=frame_memory,
+            rng=self._rng,
+            on_failed=self.invalidate,
+        )
         self._coordinators: dict[tuple[str, str], int] = {}
-        self._background: set[asyncio.Task[Any]] = set()
         self._known = KnownMetadata()
         self._refreshing = asyncio.Lock()
-        self._closed = False
-        self.throttled_ms = 0  # asked for by servers over whose quotas this client was, in all
-        self._throttled_until = 0.0
 
     async def __aenter__(self) -> Self:
         return self
@@ -124,42 +120,18 @@ class Cluster:
 
     async def close(self) -> None:
         """Close every connection; requests under way fail with NetworkException."""
-        self._closed = True
-        for lane in self._lanes.values():
-            if lane.opening is not None:
-                lane.opening.cancel()
-            if lane.connection is not None:
-                lane.connection.close()
-        for task in self._background:
-            task.cancel()
-        ending = [lane.opening for lane in self._lanes.values() if lane.opening is not None]
-        await asyncio.gather(*ending, *self._background, return_exceptions=True)
-        self._lanes.clear()
+        await self._pool.close()
 
     def take_security(self, security: Security | None) -> None:
         """Lets itself in by other means from now on. Every connection is opened anew, so requests under way
         fail with NetworkException; servers that refused are asked again at once."""
-        is_plain = security is None or security.protocol == "PLAINTEXT"
-        self._access = None if security is None or is_plain else Access(security)
         self._refused = None
-        self._gates = Gates(self._rng)
-        for lane in self._lanes.values():
-            lane.not_before, lane.failure_count = 0.0, 0
-            if lane.opening is not None:
-                lane.opening.cancel()
-            if lane.connection is not None:
-                lane.connection.close()
+        self._pool.take_security(security)
 
     def close_purpose(self, purpose: str, node_id: int | None = None) -> None:
         """Close the connections of one purpose (to one broker), for a user of the cluster that ends before it
         does."""
-        for key in [key for key in self._lanes if key[1] == purpose and node_id in (None, key[0])]:
-            lane = self._lanes.pop(key)
-            lane.is_given_up = True
-            if lane.opening is not None:
-                lane.opening.cancel()
-            if lane.connection is not None:
-                lane.connection.close()
+        self._pool.close_purpose(purpose, node_id)
 
     def __str__(self) -> str:
         return f"cluster {self.name}"
@@ -167,12 +139,17 @@ class Cluster:
     @property
     def trouble(self) -> str | None:
         """Why connections to the cluster failed last, in one line; None while they do not."""
-        return self._reasons(self._gates.failures) or None
+        return self._reasons(self._pool.gates.failures) or None
 
     @property
     def is_throttled(self) -> bool:
         """Whether a server wants nothing more from one of the connections now (a quota, KIP-219)."""
-        return self._now() < self._throttled_until
+        return self._pool.is_throttled
+
+    @property
+    def throttled_ms(self) -> int:
+        """Asked for by servers over whose quotas this client was, in all."""
+        return self._pool.throttled_ms
 
     # --- metadata -----------------------------------------------------------------------------------
 
@@ -185,7 +162,7 @@ class Cluster:
         never creates one. Keeps trying for `request_timeout_ms`, waiting for others who ask included, then
         raises ClusterUnreachable.
         """
-        self._check_open()
+        self._pool.check_open()
         oldest = self._now() - max_age_ms / 1000
         if not self._known.is_fresh(topics, oldest):
             refused_before, unreached_before = self._refused, self._unreached
@@ -237,17 +214,7 @@ class Cluster:
         except ClusterUnreachable as error:
             self._unreached = error
             raise
-        self._retire_moved(self._known.take(news, topics, read_at))
-
-    def _retire_moved(self, view: ClusterMetadata) -> None:
-        """Replace connections to brokers that have left or come back elsewhere; let their requests end."""
-        self._gates.forget_others({broker.address for broker in view.brokers.values()})
-        for (node_id, _), lane in self._lanes.items():
-            broker = view.brokers.get(node_id)
-            connection = lane.connection
-            if connection is not None and (broker is None or broker.address != connection.address):
-                lane.connection = None
-                self._spawn(connection.close_when_idle(self.request_timeout_ms))
+        self._pool.retire_moved(self._known.take(news, topics, read_at))
 
     # --- connections --------------------------------------------------------------------------------
 
@@ -259,7 +226,7 @@ class Cluster:
         """
         if node_id is None:
             return await self._any_connection(purpose)
-        lane = self._lane(node_id, purpose)
+        lane = self._pool.lane(node_id, purpose)
         if not lane.waiting_count and lane.connection is not None and lane.connection.is_open:
             return lane.connection
         failed_before = lane.failed_turns
@@ -291,14 +258,14 @@ class Cluster:
         pause_s = lane.not_before - self._now()
         if pause_s > 0:
             await asyncio.sleep(pause_s)
-        return await self._open_lane(lane, view.brokers[node_id].address)
+        return await self._pool.open_lane(lane, view.brokers[node_id].address)
 
     async def _any_connection(self, purpose: str) -> Connection:
         """To the first that can be reached, within the time that a request has in all."""
         deadline = self._now() + self.request_timeout_ms / 1000
         view = await self.metadata([])
         failed: list[MillraceError] = []
-        order = self._in_random_order(view.brokers, purpose)
+        order = self._pool.in_random_order(view.brokers, purpose)
         for place, node_id in enumerate(order):
             try_ms = self._try_ms(deadline, len(order) - place)
             try:
@@ -309,82 +276,11 @@ class Cluster:
             except TimeoutError:
                 address = view.brokers[node_id].address
                 late = RequestTimedOut(f"{self} at {address}: no connection within {try_ms:.0f} ms")
-                failed.append(self._gates.refusal_at(address) or late)
+                failed.append(self._pool.gates.refusal_at(address) or late)
         self.invalidate()
         if failed and all(isinstance(error, AccessRefused) for error in failed):
             raise AccessRefused(self.name, self._reasons(failed))
         raise ClusterUnreachable(self.name, f"no broker it names can be reached: {self._reasons(failed)}")
-
-    def _in_random_order(self, node_ids: Iterable[int], purpose: str) -> list[int]:
-        """A random order: those with an open connection first, and last those that want nothing more now."""
-        order = list(node_ids)
-        self._rng.shuffle(order)
-
-        def place(node_id: int) -> tuple[bool, bool]:
-            lane = self._lanes.get((node_id, purpose)) or Lane()
-            return lane.is_throttled, not lane.is_open
-
-        return sorted(order, key=place)
-
-    def _lane(self, node_id: int, purpose: str) -> Lane:
-        return self._lanes.setdefault((node_id, purpose), Lane())
-
-    async def _open_lane(self, lane: Lane, address: Address) -> Connection:
-        """The lane's connection, opened if need be; everyone who waits for it shares one attempt."""
-        if lane.connection is not None and lane.connection.is_open:
-            return lane.connection
-        self._check_open()
-        if lane.opening is None:
-            lane.opening = self._spawn(self._connect(address))
-            lane.opening.add_done_callback(lambda task: self._opened(lane, task))
-        opening = lane.opening
-        try:
-            # Shielded: a caller that gives up must not take the connection from the others.
-            return await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if not opening.cancelled() or (task is not None and task.cancelling()):
-                raise
-            # Nobody cancelled the caller: his task must not end without a word.
-            raise NetworkException(f"{self} at {address}: given up by this client") from None
-
-    def _opened(self, lane: Lane, task: asyncio.Task[Connection]) -> None:
-        lane.opening = None
-        if task.cancelled():
-            return
-        if task.exception() is None:
-            lane.connection = task.result()
-            lane.failure_count = 0
-            if lane.is_given_up:  # it had opened just before it was to be cancelled
-                lane.connection.close()
-            return
-        self.invalidate()
-        lane.failure_count += 1
-        delay_ms = RECONNECT_BACK_OFF.delay_ms(lane.failure_count, self._rng.random())
-        lane.not_before = self._now() + delay_ms / 1000
-
-    async def _connect(
-        self, address: Address, deadline: float = math.inf, wait_ms: float = math.inf
-    ) -> Connection:
-        return await self._gates.open(address, lambda: self._open(address, deadline), wait_ms)
-
-    async def _open(self, address: Address, deadline: float) -> Connection:
-        self._check_open()
-        connection = await open_connection(
-            self.name,
-            address,
-            client_id=self.client_id,
-            timeout_ms=min(self.request_timeout_ms, _CONNECT_TIMEOUT_MS, self._left_ms(deadline)),
-            access=self._access,
-            max_response_size=self._max_response_size,
-            frame_memory=self._frame_memory,
-        )
-        connection.on_throttle = self._throttled
-        return connection
-
-    def _throttled(self, throttle_ms: int) -> None:
-        self.throttled_ms += throttle_ms
-        self._throttled_until = max(self._throttled_until, self._now() + throttle_ms / 1000)
 
     def _reasons(self, errors: Iterable[MillraceError]) -> str:
         return "; ".join(dict.fromkeys(self._without_name(error) for error in errors))
@@ -416,11 +312,11 @@ class Cluster:
                         reasons[address] = str(error).removeprefix(f"{self} at {address}: ")
             if len(refusals) == len(ways):
                 raise AccessRefused(self.name, self._reasons(refusals))
-            is_turned_down = all(self._gates.turns_down(address) for address, _ in ways)
+            is_turned_down = all(self._pool.gates.turns_down(address) for address, _ in ways)
             if is_turned_down and self._known.view is None and not self._awaits_start:
                 break
             pause_s = REQUEST_BACK_OFF.delay_ms(pass_count, self._rng.random()) / 1000
-            if self._closed or self._now() + pause_s >= deadline:
+            if self._pool.is_closed or self._now() + pause_s >= deadline:
                 break
             await asyncio.sleep(pause_s)
         tried = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
@@ -432,8 +328,8 @@ class Cluster:
         view = self._known.view
         brokers = view.brokers if view else {}
         ways: list[tuple[Address, Lane | None]] = [
-            (brokers[node_id].address, self._lane(node_id, "control"))
-            for node_id in self._in_random_order(brokers, "control")
+            (brokers[node_id].address, self._pool.lane(node_id, "control"))
+            for node_id in self._pool.in_random_order(brokers, "control")
         ]
         known = {address for address, _ in ways}
         others = [address for address in self._bootstrap if address not in known]
@@ -441,7 +337,7 @@ class Cluster:
 
         def place(way: tuple[Address, Lane | None]) -> tuple[bool, bool]:
             address, lane = way
-            return lane is not None and lane.is_throttled, self._gates.refusal_at(address) is not None
+            return lane is not None and lane.is_throttled, self._pool.gates.refusal_at(address) is not None
 
         return sorted(ways, key=place)
 
@@ -450,7 +346,7 @@ class Cluster:
     ) -> ClusterMetadata:
         if lane is None:
             deadline = self._now() + try_ms / 1000
-            connection = await self._connect(address, deadline, try_ms)
+            connection = await self._pool.open(address, deadline, try_ms)
             try:
                 return await self._ask_metadata(connection, topics, self._left_ms(deadline))
             finally:
@@ -460,20 +356,21 @@ class Cluster:
             # and the requests that would fail with one that got no answer within its timeout.
             async with asyncio.timeout(try_ms / 1000):
                 return await self._ask_metadata(
-                    await self._open_lane(lane, address), topics, self.request_timeout_ms
+                    await self._pool.open_lane(lane, address), topics, self.request_timeout_ms
                 )
         except TimeoutError:
             what = f"no answer within {try_ms:.0f} ms"
             if lane.connection is not None and lane.is_throttled:
                 what = lane.connection.unsent(try_ms)
-            raise self._gates.refusal_at(address) or RequestTimedOut(f"{self} at {address}: {what}") from None
+            late = RequestTimedOut(f"{self} at {address}: {what}")
+            raise self._pool.gates.refusal_at(address) or late from None
 
     async def _ask_metadata(
         self, connection: Connection, topics: Sequence[str] | None, timeout_ms: float
     ) -> ClusterMetadata:
         version = self.highest_version(connection, Api.METADATA, _METADATA_VERSIONS)
         request = metadata_request(version, topics)
-        answer = await connection.call(request, min(timeout_ms, _CONNECT_TIMEOUT_MS))
+        answer = await connection.call(request, min(timeout_ms, CONNECT_TIMEOUT_MS))
         view = read_metadata(answer)
         if not view.brokers:
             raise NetworkException(f"{connection}: it knows no brokers yet")
@@ -541,7 +438,7 @@ class Cluster:
                 return await attempt()
             except KafkaError as error:
                 pause_s = REQUEST_BACK_OFF.delay_ms(failure_count, self._rng.random()) / 1000
-                hopeless = not error.retriable or isinstance(error, final) or self._closed
+                hopeless = not error.retriable or isinstance(error, final) or self._pool.is_closed
                 if hopeless or self._now() + pause_s >= deadline:
                     raise
                 self.observe(error.code)
@@ -589,16 +486,5 @@ class Cluster:
             )
         return version
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise NetworkException(f"{self}: closed by this client")
-
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
-
-    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """A task of the cluster's own, ended by `close`."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-        return task

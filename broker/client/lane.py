@@ -1,5 +1,5 @@
 """The way from a cluster's client to one of its brokers for one purpose: its connection, or how it comes to
-one. Kept and changed by `cluster.py` alone.
+one. Kept and changed by `cluster.py` and `connection_pool.py` alone.
 """
 
 from __future__ import annotations
@@ -39,3 +39,10 @@ class Lane:
     def is_throttled(self) -> bool:
         """Whether nothing would be sent on it now, by a quota of the server."""
         return self.connection is not None and self.is_open and self.connection.throttle_left_ms > 0
+
+    def interrupt(self) -> None:
+        """Ends its connection, open or opening; requests under way fail with NetworkException."""
+        if self.opening is not None:
+            self.opening.cancel()
+        if self.connection is not None:
+            self.connection.close()

@@ -8,8 +8,8 @@ Held by `pipeline`, one for each fetch offset. The rule:
     it has there is damaged        there is nothing to see but its word
     a batch for which nothing   →  the log is looked at, at once
     in its answer speaks
-    what lies behind that one   →  it is looked at again; what could not be read three times, and for a while,
-    cannot be read                 is passed over, and the next that can counts
+    what stands beside that     →  it is looked at again; what could not be read three times, and for a while,
+    one cannot be read             is passed over, and the next that can counts
 
 Any other error is no word of the log and makes no doubt: Apache Kafka answers UNKNOWN_SERVER_ERROR where its
 remote store is away, which may last, and its own consumer asks again (`FetchCollector`), as `source` does.
@@ -53,7 +53,7 @@ class Question:
     the next good batch from `offset` on begins. `needed_size`: an answer of so many bytes may tell (0: not
     known). `is_out_of_order`: offsets there contradict each other. `is_last`: looks found nothing wrong, and
     it is refused still. `taken_from`: the base offset of what was taken last and ends at `offset` (-1: not
-    known). `may_pass_over`: what lies behind the suspect could not be read by the looks before
+    known). `may_pass_over`: what stands beside the suspect could not be read by the looks before
     this one, for as long as counts.
     """
 
@@ -70,7 +70,7 @@ class Question:
 class Found(NamedTuple):
     """What a look tells: `damage_end`, the offset of the first good batch behind damage (-1: no damage);
     `is_in_order`, of the batch with that `mark` (none: nothing stands there); or neither, and why
-    (`is_unreadable_behind`: what lies behind the suspect is not given).
+    (`is_neighbour_unreadable`: what stands beside the suspect is not given).
     `needed_size`: with so many bytes an answer shows it too (0: any). `misplaced_up_to`: a batch that cannot
     be believed stands before a good one and claims to reach up to that offset, so the source may give it
     first until then (-1: none does)."""
@@ -79,7 +79,7 @@ class Found(NamedTuple):
     is_in_order: bool = False
     mark: bytes = b""
     why_not: str = ""
-    is_unreadable_behind: bool = False
+    is_neighbour_unreadable: bool = False
     needed_size: int = 0
     misplaced_up_to: int = -1
 
@@ -150,7 +150,7 @@ class Doubt:
         elif found.damage_end < 0 and question is not None:
             if self.unreadable_count == 0:
                 self.unreadable_since_ms = steady_ms
-            self.unreadable_count = self.unreadable_count + 1 if found.is_unreadable_behind else 0
+            self.unreadable_count = self.unreadable_count + 1 if found.is_neighbour_unreadable else 0
             self.refusal_count += 1
             self.reason = f"{question.reason}, and to look at it fails: {found.why_not}"
 

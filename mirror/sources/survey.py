@@ -61,7 +61,7 @@ LOOKS_AT_ONCE = 2
 WAIT_MS = 500
 
 
-class _UnreadableBehind(CorruptMessage):
+class _UnreadableNeighbour(CorruptMessage):
     """What lies beside a suspect is not given, though it is within the log."""
 
 
@@ -81,8 +81,8 @@ class Surveyor:
                 return await _Look(self._cluster, self._spend, partition, topic_id, question).answer()
         except CLUSTER_FAILURES as error:
             log.warning("asking again", of=str(partition), error=str(error))
-            is_unreadable_behind = isinstance(error, _UnreadableBehind)
-            return Found(why_not=str(error), is_unreadable_behind=is_unreadable_behind)
+            is_unreadable = isinstance(error, _UnreadableNeighbour)
+            return Found(why_not=str(error), is_neighbour_unreadable=is_unreadable)
 
 
 class _Look:
@@ -249,7 +249,7 @@ class _Look:
             await self._raise_unless_damaged(before, answer)
             # Damaged since it was taken: that must not hold up what follows for ever.
             if not self._question.may_pass_over:
-                raise _UnreadableBehind(f"the source gives nothing at offset {before}, which it has given")
+                raise _UnreadableNeighbour(f"the source gives nothing at offset {before}, which it has given")
         following = right_behind(answer.records, offset - 1)
         return following is not None and following.next_offset <= offset
 
@@ -292,7 +292,7 @@ class _Look:
         if not len(answer.records):
             await self._raise_unless_damaged(within, answer)
             if not self._question.may_pass_over:
-                raise _UnreadableBehind(f"the source gives nothing at offset {within}")
+                raise _UnreadableNeighbour(f"the source gives nothing at offset {within}")
             return False
         log_end = max(answer.high_watermark, suspect.next_offset, await self._log_end())
         return not _is_of(suspect, beginning_at(answer.records, within, log_end))
@@ -310,11 +310,11 @@ class _Look:
                 return following
             # Damage there, or a hole, must not hold up the batch before it for ever.
             if not self._question.may_pass_over:
-                raise _UnreadableBehind(f"the source gives nothing behind offset {offset - 1}")
+                raise _UnreadableNeighbour(f"the source gives nothing behind offset {offset - 1}")
             is_unreadable |= bool(answer.error_code)
             at = 2 * at - offset + 1
         if is_unreadable:
-            raise _UnreadableBehind(f"the source gives nothing from offset {offset} up to {log_end}")
+            raise _UnreadableNeighbour(f"the source gives nothing from offset {offset} up to {log_end}")
         return None
 
     async def _given_behind(self, offset: int) -> FetchedPartition:

@@ -207,7 +207,7 @@ OF_MIRROR_BATCHES = (
         name="error-at-a-look-is-agreement",
         promise="No error that a source answers a look with speaks for a batch.",
         file="mirror/sources/survey.py",
-        rule="            return Found(why_not=str(error), is_unreadable_behind=is_unreadable_behind)\n",
+        rule="            return Found(why_not=str(error), is_neighbour_unreadable=is_unreadable)\n",
         instead="            return Found(is_in_order=True, mark=getattr(question.suspect, 'mark', b''))\n",
         red=(f"{UNIT}/test_errors_at_looks.py::test_error_at_a_look_does_not_speak_for_a_batch",),
     ),

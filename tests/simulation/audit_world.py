@@ -114,10 +114,14 @@ class Mirror:
                 f"m-{self.aggregate}", *where, *gap, "oversized", world.now_ms, topic_id=lane.topic_id
             )
             world.publish(event, log.cluster, surely=True)
+        # What a gap names may come after all: refused, tried again with another limit, and taken.
+        takes_some = gap != (0, 0) and rng.random() < 0.3
         moved: list[Rec] = []
         for copy in copies:
             if gap[0] <= copy.offset < gap[1]:
-                continue
+                if not takes_some or rng.random() < 0.5:
+                    continue
+                world.note("in a gap and there")
             moved += self._fate(copy.rec)
         if rng.random() < world.reorder and not self.foreign:
             world.note("reordered")

@@ -204,7 +204,8 @@ class Lane:
             )
             return
         progress.failed(batch.span)
-        self.worker.world.unrecorded.append((self.worker, batch.pipeline, progress, batch))
+        had_seat = self.worker.member in self.worker.world.group.members
+        self.worker.world.unrecorded.append((self.worker, batch.pipeline, progress, batch, had_seat))
 
     # --- steps -----------------------------------------------------------------------------------
 

@@ -50,8 +50,8 @@ BLOCKS = 8 if ALONE is None else 1
 # What must have happened in some scenario of the usual run, and what must have been said.
 KINDS = (
     "lost at source", "retried batch", "ambiguous, written", "lost by mirror", "repeated by mirror", "gap",
-    "reordered", "corrupt content", "corrupt identity", "corrupt identity at source", "corrupt stream",
-    "corrupt sequence", "corrupt time",
+    "in a gap and there", "reordered", "corrupt content", "corrupt identity", "corrupt identity at source",
+    "corrupt stream", "corrupt sequence", "corrupt time",
     "mirror restarted", "expired", "DeleteRecords", "topic recreated", "partition added", "producer killed",
     "journal recovered", "producer closed", "event lost", "closing not delivered", "transaction aborted",
     "transaction committed", "count-only", "lost by group", "group restarted", "online group",

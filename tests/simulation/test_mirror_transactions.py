@@ -10,6 +10,9 @@ transaction open (Apache Kafka forgets no others).
 
 What must hold at every moment: what read_committed sees of a source partition is its records in order,
 each once, none left out but those whose gap is on record, and of those none; in the end it is all of them.
+A record that is refused to a worker that has lost its seat, and has not heard so, may be there all the same:
+its successor may have carried it before the target began to refuse it. Of such a record it is not asked
+whether it is there; nowhere may it be twice, or out of its place.
 """
 
 from __future__ import annotations
@@ -50,8 +53,9 @@ class History:
         self.random = random.Random(seed)
         self.merges = merges
         self.capricious = capricious
-        self.unrecorded: list[tuple[Worker, Pipeline, PartitionProgress, Batch]] = []
+        self.unrecorded: list[tuple[Worker, Pipeline, PartitionProgress, Batch, bool]] = []
         self.gaps: dict[SourcePartition, set[int]] = {partition: set() for partition in PARTITIONS}
+        self.told_unseated: dict[SourcePartition, set[int]] = {partition: set() for partition in PARTITIONS}
         self.broken = broken
         self.now_ms = 0
         self.record_size = self.random.choice([1, 200_000])
@@ -185,9 +189,10 @@ class History:
     def record_gap(self) -> None:
         """The event of a gap becomes durable."""
         if self.unrecorded:
-            worker, pipeline, progress, batch = self.unrecorded.pop()
+            worker, pipeline, progress, batch, had_seat = self.unrecorded.pop()
             if worker.is_alive and pipeline.progress is progress:
-                self.gaps[pipeline.partition].update(batch.offsets)
+                told = self.gaps if had_seat else self.told_unseated
+                told[pipeline.partition].update(batch.offsets)
                 progress.gap_recorded(batch.span)
 
     def hold_up(self, call: Call) -> None:
@@ -361,7 +366,8 @@ class History:
             seen = list(log.committed(stable))
             for partition in PARTITIONS:
                 offsets = [offset for name, offset in seen if name == partition]
-                left_out = self.control[partition] | self.gaps[partition]
+                maybe = self.told_unseated[partition] - self.gaps[partition] - set(offsets)
+                left_out = self.control[partition] | self.gaps[partition] | maybe
                 wanted = [at for at in range(self.ends[partition]) if at not in left_out]
                 assert offsets == wanted[: len(offsets)], (
                     f"{partition}: {offsets} is not the start of {wanted}"

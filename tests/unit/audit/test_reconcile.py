@@ -204,6 +204,16 @@ def test_a_gap_explains_what_lies_within_it():
     assert (row.verdict, row.explained, row.missing) == (Verdict.UNKNOWN, {"too_large": ((2, 3),)}, {})
 
 
+def test_what_arrived_is_proven_also_where_a_gap_names_it():
+    """Refused once, tried again and taken; or refused to a worker whose successor had carried it."""
+    source = cells("source", [1]) + cells("source", [2, 3], chunk=(1, None))
+    gap = Gap(PLACE, 1, 3, "too_large")
+    (row,) = audit(facts({0: [1, 2, 3]}), source, cells("aggregate", [1, 2, 3]), tiers(gaps=[gap]))
+    assert (row.verdict, row.explained, row.extra_copies) == (Verdict.PROVEN, {}, {})
+    (row,) = audit(facts({0: [1, 2, 3]}), source, cells("aggregate", [1, 2, 2, 3]), tiers(gaps=[gap]))
+    assert row.verdict is Verdict.DUPLICATE
+
+
 def test_a_gap_over_part_of_a_chunk_leaves_it_unknown():
     gap = Gap(PLACE, 1, 2, "too_large")
     source = cells("source", [1, 2, 3])

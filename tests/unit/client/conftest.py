@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from millrace.broker.client import cluster as cluster_module
+from millrace.broker.client import connection_pool as pool_module
 from millrace.broker.client import opening
 from millrace.broker.client.connection import Connection
 from millrace.broker.protocol.address import Address
@@ -21,5 +21,5 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[Address]:
         addresses.append(address)
         return await opening.open_connection(name, address, **options)
 
-    monkeypatch.setattr(cluster_module, "open_connection", open_connection)
+    monkeypatch.setattr(pool_module, "open_connection", open_connection)
     return addresses

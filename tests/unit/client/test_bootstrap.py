@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from millrace.broker.client import cluster as cluster_module
+from millrace.broker.client import connection_pool as pool_module
 from millrace.broker.client import opening
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.connection import Connection
@@ -113,8 +113,9 @@ class StuckServers:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         self.tried: list[Address] = []
-        monkeypatch.setattr(cluster_module, "open_connection", self._open)
+        monkeypatch.setattr(pool_module, "open_connection", self._open)
         monkeypatch.setattr(Cluster, "_now", lambda _: self.now)
+        monkeypatch.setattr(pool_module, "_now", lambda: self.now)
 
     async def _open(self, name: str, address: Address, *, timeout_ms: float, **options: Any) -> Connection:
         if not address.host.startswith("stuck-"):
@@ -162,7 +163,7 @@ class OpeningSlowly:
         self.held_ports: set[int] = set()
         self.held_count = 0
         self.let = asyncio.Event()
-        monkeypatch.setattr(cluster_module, "open_connection", self._open)
+        monkeypatch.setattr(pool_module, "open_connection", self._open)
 
     async def _open(self, name: str, address: Address, **options: Any) -> Connection:
         if address.port in self.held_ports:

@@ -214,7 +214,7 @@ def unread_for(doubt: Doubt, count: int, from_ms: int, to_ms: int) -> bool:
         at_ms = from_ms + (to_ms - from_ms) * number // max(1, count - 1)
         doubt.refused(lone, at_ms)
         assert doubt.question is not None and not doubt.question.may_pass_over
-        doubt.answered(Found(is_unreadable_behind=True), at_ms)
+        doubt.answered(Found(is_neighbour_unreadable=True), at_ms)
     doubt.refused(lone, to_ms)
     assert doubt.question is not None
     return doubt.question.may_pass_over
