@@ -1,8 +1,8 @@
 """One TCP connection to one broker: framed, pipelined, bounded.
 
 `opening.py` makes one; `Connection.call` sends one request made of kio types, `Connection.exchange` one whose
-bytes the caller lays out (the hot produce and fetch paths) and gives back the raw answer. `cluster.py` has
-them opened and closes them.
+bytes the caller lays out (the hot produce and fetch paths) and gives back the raw answer. They are opened and
+closed by `connection_pool.py`.
 
 Receiving: bytes land in a small scratch buffer until a frame's size is known. A frame that is whole there
 is copied out (it is small); a larger one gets a buffer of its own, into which the socket then writes

@@ -1,8 +1,8 @@
 """The connections of one cluster's client: a lane to each broker for each purpose, and passing ones.
 
 Held by `Cluster`, which says where a broker is and whom to ask; here a connection is opened, shared by
-everyone who waits for it, replaced when its broker has come back elsewhere, and ended. What an address that
-refused is asked again, and when, is `gates`' rule.
+everyone who waits for it, replaced when its broker has come back elsewhere, and ended. Whether and when an
+address that refused is asked again is `gates`' rule.
 """
 
 from __future__ import annotations

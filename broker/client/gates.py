@@ -1,8 +1,9 @@
 """What a cluster's addresses said when a connection was tried, and when one that refused may be tried again.
 
-Used by `Cluster` for every connection that it opens. An address that refused the login or a certificate, or
-whose certificate was refused here, gets one try at a time, each later than the one before: some services lock
-a user out after a few wrong passwords. Who waited while another try was refused shares that answer.
+Used by `ConnectionPool` for every connection that it opens. An address that refused the login or a
+certificate, or whose certificate was refused here, gets one try at a time, each later than the one before:
+some services lock a user out after a few wrong passwords. Who waited while another try was refused shares
+that answer.
 """
 
 from __future__ import annotations

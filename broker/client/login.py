@@ -1,7 +1,7 @@
 """Who a client is to a cluster: its TLS context, its login, and the login again before a session ends.
 
-`Cluster` has one `Access`; `opening.open_connection` takes the TLS context from it and calls `log_in` once
-the server's versions are known. The messages are `sasl.py`'s, the rules of the config `security.py`'s.
+`ConnectionPool` has one `Access`; `opening.open_connection` takes the TLS context from it and calls `log_in`
+once the server's versions are known. The messages are `sasl.py`'s, the rules of the config `security.py`'s.
 
 A login holds the connection's turn: no request may go out between SaslHandshake and the end of the login.
 It begins when the requests that were sent before it are answered, however long the server holds an answer

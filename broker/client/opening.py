@@ -1,7 +1,7 @@
 """How a connection comes about: TCP, TLS, the server's version ranges, the login; or why it does not.
 
-Called by `cluster.py` and, among brokers, `broker_connections.py`. What goes wrong here is what people get
-wrong (an address, a port of another protocol, a setting of TLS), so it is told in their words.
+Called by `connection_pool.py` and, among brokers, `broker_connections.py`. What goes wrong here is what
+people get wrong (an address, a port of another protocol, a setting of TLS), so it is told in their words.
 """
 
 from __future__ import annotations

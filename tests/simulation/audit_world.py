@@ -115,14 +115,14 @@ class Mirror:
             )
             world.publish(event, log.cluster, surely=True)
         # What a gap names may come after all: refused, tried again with another limit, and taken.
-        takes_some = gap != (0, 0) and rng.random() < 0.3
+        takes_some = gap != (0, 0) and world.tries_gaps_again and world.in_gaps.random() < 0.5
         moved: list[Rec] = []
         for copy in copies:
-            if gap[0] <= copy.offset < gap[1]:
-                if not takes_some or rng.random() < 0.5:
-                    continue
+            if not gap[0] <= copy.offset < gap[1]:
+                moved += self._fate(copy.rec)
+            elif takes_some and world.in_gaps.random() < 0.5:
                 world.note("in a gap and there")
-            moved += self._fate(copy.rec)
+                moved.append(copy.rec)
         if rng.random() < world.reorder and not self.foreign:
             world.note("reordered")
             rng.shuffle(moved)
@@ -327,6 +327,8 @@ class World:
         self.name_of: dict[str, str] = {}
         self.members: dict[str, int] = {}
         self.waiving = random.Random(0)
+        self.in_gaps = random.Random(0)
+        self.tries_gaps_again = False
         self.upkeep = random.Random(0)
         self.keep_ms: int | None = None
         self.shortened: set[tuple[str, str, int, str]] = set()  # partition and topic id

@@ -204,7 +204,7 @@ class Lane:
             )
             return
         progress.failed(batch.span)
-        had_seat = self.worker.member in self.worker.world.group.members
+        had_seat = self.worker.member in self.worker.world.target.members
         self.worker.world.unrecorded.append((self.worker, batch.pipeline, progress, batch, had_seat))
 
     # --- steps -----------------------------------------------------------------------------------

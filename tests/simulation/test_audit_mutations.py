@@ -79,6 +79,8 @@ def scenario(seed: int, folder: Path) -> Seen:
     world = World(seed, folder)
     enter_roster(world, Random(f"roster {seed}"))
     world.waiving = Random(f"waiving {seed}")
+    world.in_gaps = Random(f"in gaps {seed}")  # the scenarios that tests name by their seeds have none
+    world.tries_gaps_again = world.in_gaps.random() < 0.5
     world.upkeep = Random(f"upkeep {seed}")
     if not world.racing and world.upkeep.random() < 0.5:
         world.keep_ms = world.upkeep.choice((1, 1000, 5000))

@@ -349,12 +349,25 @@ class History:
                 step()
             self.check()
             if self.is_complete():
+                self.check_end()
                 return
         raise AssertionError("not delivered in the end")
 
     def is_complete(self) -> bool:
         positions = dict(self.target.log(POSITIONS).committed())
         return all(positions.get(partition, 0) >= end for partition, end in self.ends.items())
+
+    def check_end(self) -> None:
+        """All is there, and of what only a worker without a seat told a gap, all that no other told one of:
+        whoever went on behind it has carried it."""
+        for partition in PARTITIONS:
+            seen = [offset for target in TARGETS for offset in self._seen(target, partition)]
+            left_out = self.control[partition] | self.gaps[partition]
+            wanted = [at for at in range(self.ends[partition]) if at not in left_out]
+            assert seen == wanted, f"{partition}: {seen} in the end, not {wanted}"
+
+    def _seen(self, target: TargetPartition, partition: SourcePartition) -> list[int]:
+        return [offset for name, offset in self.target.log(target).committed() if name == partition]
 
     def check(self) -> None:
         for target in TARGETS:
@@ -397,6 +410,13 @@ def test_late_refusals_and_forgotten_producers_neither_lose_nor_repeat_nor_stall
     first_seed = seeds.given()
     for seed in range(first_seed, first_seed + HISTORY_COUNT):
         run(seed, capricious=True)
+
+
+def test_worker_that_lost_its_seat_may_tell_a_gap_of_what_its_successor_carried() -> None:
+    """Or no history had such a record."""
+    history = run(920506, capricious=True)
+    told = {(partition, offset) for partition, offsets in history.told_unseated.items() for offset in offsets}
+    assert told & {entry for target in TARGETS for entry in history.target.log(target).committed()}
 
 
 def test_seats_are_lost_in_every_state_of_a_worker() -> None:

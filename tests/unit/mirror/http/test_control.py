@@ -366,8 +366,8 @@ def test_throttle_times_are_told() -> None:
 
     async def story(control: Control, worker: Worker) -> None:
         source = worker.readers["ewr"].cluster
-        source._throttled(3_600_000)
-        worker.target._throttled(1_500)
+        source._pool._throttled(3_600_000)
+        worker.target._pool._throttled(1_500)
         status = json.loads((await get(control, "/status")).body)
         (told,) = (each for each in status["sources"] if each["cluster"] == "ewr")
         assert (told["over_quota"], told["throttled_ms"]) == (True, 3_600_000)
