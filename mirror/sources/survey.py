@@ -241,8 +241,13 @@ class _Look:
         # Asked for by its last offset, Apache Kafka (4.1) passes over the batch before it as well.
         before = self._question.taken_from if self._question.taken_from >= 0 else offset - 1
         answer = await self._fetch(before, MORE_SIZE)
-        if len(answer.records) >= MORE_SIZE and right_behind(answer.records, offset - 1) is None:
-            answer = await self._fetch(before, larger_look(len(answer.records)))
+        # What was taken may be many batches that became one.
+        while MORE_SIZE <= (given := len(answer.records)) < MOST_OF_A_LOOK:
+            if right_behind(answer.records, offset - 1) is not None:
+                break
+            answer = await self._fetch(before, larger_look(given))
+            if len(answer.records) <= given:
+                break
         if answer.error_code == OffsetOutOfRange.code and before < await self._offset_of(EARLIEST):
             return False  # what was taken has expired
         if not len(answer.records):

@@ -108,6 +108,7 @@ class History:
 
     def __init__(self, seed: int) -> None:
         self.random = rng = random.Random(seed)
+        self.merges = random.Random(f"merges {seed}").random() < 0.5
         self.log = DrawnLog(rng)
         self.wrong: int | None = rng.randrange(len(self.log.true)) if rng.random() < 0.6 else None
         if self.wrong is not None:
@@ -130,7 +131,8 @@ class History:
     async def _carry(self) -> None:
         self.pipeline, target, self.around = started(GapClass.CORRUPT)
         pipeline, log = self.pipeline, self.log
-        pipeline._walk = BatchWalk(MERGED_BELOW)
+        if not self.merges:
+            pipeline._shared.walk = BatchWalk(MERGED_BELOW)
         source = Source(OLD, latest=log.end)
         source.local_start = self.local_start
         surveyor = surveyor_of(source)

@@ -15,6 +15,7 @@ import pytest
 
 from millrace.broker.client.raw_fetch import FetchedPartition, FetchPosition
 from millrace.broker.errors import CorruptMessage, NotLeaderOrFollower, OffsetOutOfRange
+from millrace.mirror.batches.coalesce import BatchWalk
 from tests.unit.mirror.look_stage import Looks, lone, refused, told
 from tests.unit.mirror.test_batches_without_neighbours import LogOfFiles, like
 from tests.unit.mirror.test_misplaced_batches import LARGE, SMALL, Log, carried
@@ -85,6 +86,21 @@ def test_batch_that_claims_to_lie_farther_back_is_told_wherever_answers_end(
         found, around = asyncio.run(carried(log, monkeypatch, max_bytes))
         lost = set(range(24)) - set(found.values())
         assert lost == told(around.events) == set(log.true[number]), number
+
+
+@pytest.mark.safety
+def test_batch_that_claims_to_lie_farther_back_is_told_behind_many_that_became_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The look has to reach over all of them."""
+    begins, taken = 34, Tailed(80)
+    taken.cut_at = begins
+    for offset in range(0, 80, 2):
+        taken.add(range(offset, offset + 2), LARGE)
+    taken.claim(begins // 2, CLAIMED)
+    found, around = asyncio.run(carried(taken, monkeypatch, walk=BatchWalk()))
+    assert around.events == [(begins, begins + 2, "corrupt")]
+    assert set(found) == set(range(80)) - {begins, begins + 1} == set(found.values())
 
 
 @pytest.mark.parametrize("error", [None, OffsetOutOfRange, CorruptMessage])

@@ -340,7 +340,7 @@ def test_batches_behind_what_a_misplaced_one_claims_cost_one_fetch_each() -> Non
     async def story() -> None:
         pipeline, target, _ = started()
         pipeline._trust._misplaced_up_to = 6
-        pipeline._walk = BatchWalk(MERGED_BELOW)
+        pipeline._shared.walk = BatchWalk(MERGED_BELOW)
         pipeline.accept(answer(batch(0, [9])))
         assert pipeline.take_question() is not None
         pipeline, target, _ = started(began=6)

@@ -127,12 +127,13 @@ async def carried(
     began: int = 0,
     looked: Callable[[FetchPosition, FetchedPartition], FetchedPartition] = lambda _asked, given: given,
     earliest: int = 0,
+    walk: BatchWalk | None = None,
 ) -> tuple[dict[int, int], Around]:
     """What a mirror that skips damage carries, by the offset that it gives it: the true one; and its gaps.
     `looked` gives what becomes of an answer that a look has asked for; `earliest`, where the source says that
-    its log begins."""
+    its log begins; `walk`: one that merges less than the usual one if none is given."""
     pipeline, target, around = started(GapClass.CORRUPT, began=began)
-    pipeline._walk = BatchWalk(MERGED_BELOW)
+    pipeline._shared.walk = walk or BatchWalk(MERGED_BELOW)
     source = Source(OLD, earliest, log.end)
 
     async def fetch(

@@ -123,12 +123,12 @@ def test_runs_of_one_record_batches_become_batches_of_the_merged_size() -> None:
     for codec in range(5):
         batches = [
             raw_batch([Raw(0, index % 7, b"k", b"v%0100d" % index)], base_offset=500 + index, codec=codec)
-            for index in range(3_000)
+            for index in range(6_000)
         ]
-        answer = Answer(bytearray(b"".join(batches)), [], 500, 3_500)
+        answer = Answer(bytearray(b"".join(batches)), [], 500, 6_500)
         counts: Counter[BatchPath] = Counter()
         prepared = taken(answer, 500, counts=counts)
-        assert counts == {BatchPath.COALESCE: 3_000}
+        assert counts == {BatchPath.COALESCE: 6_000}
         plain = 1 if codec else 2
         assert plain <= len(prepared) <= 5
         # Deltas grow with the batch, by a byte or two a record.

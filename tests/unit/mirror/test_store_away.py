@@ -95,7 +95,7 @@ class History:
         for module in (pipeline_module, source_module):
             monkeypatch.setattr(module, "steady_ms", lambda: self.now)
         self.pipeline, self.target, self.around = started(GapClass.CORRUPT)
-        self.pipeline._walk = BatchWalk(MERGED_BELOW)
+        self.pipeline._shared.walk = BatchWalk(MERGED_BELOW)
         self.reader = reader_of(tiered(topic_id=ORIGIN.topic_id), lambda: self.now)
 
     async def passes(self, ms: int, until: Callable[[], bool] = lambda: False) -> None:
