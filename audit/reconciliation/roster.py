@@ -28,15 +28,15 @@ def roster_rows(
     window_ms: int,
     *,
     windows: Iterable[tuple[int, int]] = (),
-    pruned: Mapping[str, int] | None = None,
+    pruned_reports: Mapping[str, int] | None = None,
     grace_ms: int = 0,
     now_ms: int,
 ) -> list[WindowVerdict]:
     """UNKNOWN for every member and every window that it is silent about, never an empty PROVEN.
 
     `roster` {member: since when, ms}: of windows that end before, nothing is asked of it (0: of none).
-    `streams` name the audited topics; `windows` are [start, end) of the topic's settled rows; `pruned`
-    {stream: start of the first window whose evidence went}. A member that has never reported has one row,
+    `streams` name the audited topics; `windows` are [start, end) of the topic's settled rows;
+    `pruned_reports` {stream: start of the first window whose report went with its evidence}. A member that has never reported has one row,
     without a window, as soon as any is asked of it, and so have all windows after the end of one of which no
     stream lives and that has not come back.
     """
@@ -52,7 +52,7 @@ def roster_rows(
                 rows.append(_row(name, topic, window_ms, "has never reported"))
             continue
         until_ms, how = _heard_until(known[name], grace_ms, now_ms)
-        told = _spans(known[name], pruned or {}, grace_ms, now_ms)
+        told = _spans(known[name], pruned_reports or {}, grace_ms, now_ms)
         for start_ms, end_ms in ordered:
             if end_ms <= since_ms:
                 continue
@@ -105,7 +105,7 @@ def _heard_until(streams: Sequence[StreamFacts], grace_ms: int, now_ms: int) -> 
 
 
 def _spans(
-    streams: Iterable[StreamFacts], pruned: Mapping[str, int], grace_ms: int, now_ms: int
+    streams: Iterable[StreamFacts], pruned_reports: Mapping[str, int], grace_ms: int, now_ms: int
 ) -> list[Span]:
     """What the streams speak for, in order and apart; clocks of producers may differ by the grace."""
     spans: list[Span] = []
@@ -115,7 +115,7 @@ def _spans(
             opened_ms = facts.opened_at_ms
             if opened_ms is None:  # the word of it is gone
                 # What a report told of the time after it stays true when its window is pruned.
-                first_ms = pruned.get(facts.stream, facts.at_ms)
+                first_ms = pruned_reports.get(facts.stream, facts.at_ms)
                 opened_ms = min([facts.at_ms, first_ms, *facts.windows])
             spans.append((opened_ms - grace_ms, _end_of(facts, grace_ms, now_ms) + 1 + grace_ms))
     merged: list[Span] = []

@@ -116,7 +116,8 @@ class PrunedWindows:
     that were accounted for in them, so that no hole shows. Of these `ambiguous` and `failed` were reported as
     that; all others were acknowledged, or there unreported. `window_ms` is the audit's; `counted` marks a
     producer that does not number its records; `topic` is the audited one, which of a stream that no event
-    tells of only its cells did."""
+    tells of only its cells did. `first_report_ms` is the start of the first of them that was reported: records
+    alone do not say that their producer told of the time after them."""
 
     window_ms: int
     windows: BitMap64 = field(default_factory=BitMap64)
@@ -126,6 +127,7 @@ class PrunedWindows:
     topic: str = ""
     ambiguous: BitMap64 = field(default_factory=BitMap64)
     failed: BitMap64 = field(default_factory=BitMap64)
+    first_report_ms: int | None = None
 
     def add(self, start_ms: int, length_ms: int) -> None:
         """A row's window, which may be several of the audit's."""
@@ -136,11 +138,21 @@ class PrunedWindows:
         windows, sequences = self.windows.copy(), self.sequences.copy()
         ambiguous, failed = self.ambiguous.copy(), self.failed.copy()
         return PrunedWindows(
-            self.window_ms, windows, sequences, self.counted, told, self.topic, ambiguous, failed
+            self.window_ms,
+            windows,
+            sequences,
+            self.counted,
+            told,
+            self.topic,
+            ambiguous,
+            failed,
+            self.first_report_ms,
         )
 
     def account_for(self, report: CountEvent) -> None:
         """The sequences of a pruned window's report, as it tells them: a newer one may know more."""
+        known_ms, start_ms = self.first_report_ms, report.window_start_ms
+        self.first_report_ms = start_ms if known_ms is None else min(known_ms, start_ms)
         unsure = (report.ambiguous | report.failed) - report.acknowledged
         unsure -= (self.sequences & unsure) - self.ambiguous - self.failed  # there are records of these
         self.sequences |= report.acknowledged | unsure
@@ -159,11 +171,6 @@ class PrunedWindows:
         return start_ms // self.window_ms in self.windows
 
     @property
-    def first_ms(self) -> int:
-        """The start of the first one; there must be one."""
-        return int(self.windows.min()) * self.window_ms
-
-    @property
     def end_ms(self) -> int:
         """Where the last one ends; 0 where there is none."""
         return (int(self.windows.max()) + 1) * self.window_ms if self.windows else 0
@@ -178,6 +185,7 @@ class PrunedWindows:
             "topic": self.topic,
             "ambiguous": sequence_set.to_json(self.ambiguous),
             "failed": sequence_set.to_json(self.failed),
+            "first_report_ms": self.first_report_ms,
         }
         return json.dumps(body, separators=(",", ":")).encode()
 
@@ -194,6 +202,7 @@ class PrunedWindows:
             _own(body.get("ambiguous", [])),
             # Nor did it keep apart how they were reported: none of them is taken for one that may be there.
             _own(body.get("failed", body["sequences"])),
+            body.get("first_report_ms"),  # nor which of its windows were reported
         )
 
 

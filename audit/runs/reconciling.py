@@ -104,7 +104,9 @@ def roster_of(
     """Rows for the producers that the config names and that are silent, beside the others' `rows`
     (`verdict_rows.VERDICT_SCHEMA`)."""
     windows = _settled_windows(rows) if config.roster() else {}
-    first_pruned = {stream: left.first_ms for stream, left in pruned.items() if left.windows}
+    first_reports = {
+        stream: left.first_report_ms for stream, left in pruned.items() if left.first_report_ms is not None
+    }
     return [
         row
         for topic in config.topics
@@ -114,7 +116,7 @@ def roster_of(
             topic,
             config.window_ms,
             windows=windows.get(topic, ()),
-            pruned=first_pruned,
+            pruned_reports=first_reports,
             grace_ms=config.grace_ms,
             now_ms=now_ms,
         )

@@ -44,14 +44,14 @@ def report(start_ms):
     )
 
 
-def silent(*streams, grace_ms=0, since_ms=0, pruned=None, now_ms=1000):
+def silent(*streams, grace_ms=0, since_ms=0, pruned_reports=None, now_ms=1000):
     rows = roster_rows(
         {"AA": since_ms},
         streams,
         "flights",
         10,
         windows=WINDOWS,
-        pruned=pruned,
+        pruned_reports=pruned_reports,
         grace_ms=grace_ms,
         now_ms=now_ms,
     )
@@ -119,7 +119,7 @@ def test_an_opening_that_is_gone_is_not_later_than_the_first_report():
 def test_an_opening_that_is_gone_is_not_later_than_a_report_that_was_pruned():
     closed = reporting(stream(1, 62, opened_at_ms=None), 40)
     assert silent(closed) == ["0", "10", "20", "30", "None from 62"]
-    assert silent(closed, pruned={closed.stream: 20}) == ["0", "10", "None from 62"]
+    assert silent(closed, pruned_reports={closed.stream: 20}) == ["0", "10", "None from 62"]
 
 
 @pytest.mark.parametrize("oldest_ms", [None, 70, 60, 40, 30, 0])

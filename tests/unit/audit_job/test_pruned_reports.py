@@ -154,6 +154,16 @@ def test_a_newer_report_of_a_pruned_window_knows_more():
     assert kinds(PrunedWindows.decode(left.encode()).copy()) == kinds(left)
 
 
+def test_which_pruned_window_was_reported_first_is_kept():
+    """Of windows that hold records alone nobody knows that their producer told of what came after them."""
+    ledger = ledger_of((20, [1]), (10, [2]))
+    pruned = pruned_at(ledger, 0, 10, 20)
+    assert pruned[STREAM].windows.min() == 0
+    left = PrunedWindows.decode(pruned[STREAM].encode())
+    assert left.first_report_ms == left.copy().first_report_ms == 10
+    assert pruned_at(ledger_of((20, [1])), 0)[STREAM].first_report_ms is None
+
+
 @pytest.mark.parametrize("step", [1, 3], ids=["as one range", "as many"])
 def test_a_stream_of_months_is_pruned_and_read_again(step, monkeypatch):
     """What anybody may claim in an event has bounds that a long stream goes beyond."""
