@@ -36,9 +36,9 @@ def roster_rows(
 
     `roster` {member: since when, ms}: of windows that end before, nothing is asked of it (0: of none).
     `streams` name the audited topics; `windows` are [start, end) of the topic's settled rows;
-    `pruned_reports` {stream: start of the first window whose report went with its evidence}. A member that has never reported has one row,
-    without a window, as soon as any is asked of it, and so have all windows after the end of one of which no
-    stream lives and that has not come back.
+    `pruned_reports` {stream: start of the first window whose report went with its evidence}. A member that
+    has never reported has one row, without a window, as soon as any is asked of it, and so have all windows
+    after the end of one of which no stream lives and that has not come back.
     """
     known: dict[str, list[StreamFacts]] = {}
     for facts in streams:

@@ -116,8 +116,8 @@ class PrunedWindows:
     that were accounted for in them, so that no hole shows. Of these `ambiguous` and `failed` were reported as
     that; all others were acknowledged, or there unreported. `window_ms` is the audit's; `counted` marks a
     producer that does not number its records; `topic` is the audited one, which of a stream that no event
-    tells of only its cells did. `first_report_ms` is the start of the first of them that was reported: records
-    alone do not say that their producer told of the time after them."""
+    tells of only its cells did. `first_report_ms` is the start of the first of them that was reported:
+    records alone do not say that their producer told of the time after them."""
 
     window_ms: int
     windows: BitMap64 = field(default_factory=BitMap64)
