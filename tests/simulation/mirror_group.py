@@ -1,7 +1,7 @@
 """The group through which the workers of an exactly-once mirror share their work: its coordinator's side, and
 its leader's part, by the real rules of `sharing.assignment`.
 
-Driven by the histories of `test_mirror_transactions` and `test_mirror_names`.
+Driven by `mirror_history` and the histories of `test_mirror_names`.
 """
 
 from __future__ import annotations

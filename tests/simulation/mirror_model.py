@@ -1,6 +1,6 @@
 """A target cluster with transactions, as far as the mirror's commit rules can tell it from a real one.
 
-Used by `test_mirror_transactions`. Every method is one request, carried out at once and wholly; what is lost
+Used by `mirror_history`. Every method is one request, carried out at once and wholly; what is lost
 or late is the scheduler's affair. Transactions are those of version 1 (KIP-98, and KIP-890's first part: a
 leader asks the coordinator before it takes a batch of a transaction).
 """

@@ -1,6 +1,6 @@
 """Workers of an exactly-once mirror over a model target: processes with a seat, with lanes and partitions.
 
-Used by `test_mirror_transactions` and `test_mirror_names`, seated by `mirror_group`.
+Used by `mirror_history` and `test_mirror_names`, seated by `mirror_group`.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from millrace.mirror.sharing.assignment import Claim, Share
 from tests import seeds
 from tests.simulation import histories
 from tests.simulation.mirror_group import Group
+from tests.simulation.mirror_history import History
 from tests.simulation.mirror_workers import Worker
-from tests.simulation.test_mirror_transactions import History
 
 HISTORY_COUNT = seeds.runs(150)
 MUTATION_HISTORY_COUNT = 500

@@ -23,8 +23,8 @@ from millrace.mirror.batches.rebatch import BatchPath, split, stamp_for_target
 from millrace.mirror.delivery.progress import Span
 from tests import seeds
 from tests.simulation import histories
+from tests.simulation import mirror_history as exactly_once
 from tests.simulation import test_mirror_delivery as at_least_once
-from tests.simulation import test_mirror_transactions as exactly_once
 from tests.simulation.test_mirror_delivery import SOURCES
 from tests.unit.mirror.fetch_answers import Raw, marker, raw_batch
 
