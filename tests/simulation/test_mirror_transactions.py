@@ -1,4 +1,4 @@
-"""The commit rules of exactly-once delivery over seeded histories (`mirror_history`), each left out in turn."""
+"""The commit rules of exactly-once delivery, each left out, over seeded histories (`mirror_history`)."""
 
 from __future__ import annotations
 
