@@ -197,8 +197,11 @@ def check_truth(
                 assert once, f"{rec} is {times} times in {aggregate}, and proven"
 
 
-def check_named(world: World, result: Result) -> None:
+def check_named(world: World, result: Result, pruned: Mapping[str, Collection[int]] | None = None) -> None:
     """Whatever happened while the audit looked: what it names as lost is nowhere below.
+
+    A record whose time was changed on its way, so that it is of a window whose evidence was `pruned` by then,
+    is told as one that came late there; where it was from, it is lost.
 
     A foreign mirror's progress is told by what arrived. A record that arrived with the number of a later one
     of the same window cannot be told from that one, so that what stands between them looks passed.
@@ -216,6 +219,7 @@ def check_named(world: World, result: Result) -> None:
             # Another record that got this number on the way is not the lost one.
             if cluster in world.sources
             or (copy.rec.stream, copy.rec.sequence, copy.rec.window) not in world.renumbered
+            if copy.rec.window not in (pruned or {}).get(copy.rec.stream, ())
         }
         for cluster in [*world.sources, *world.aggregates]
         for logs in [world.cluster_logs(cluster)]

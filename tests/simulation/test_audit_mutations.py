@@ -155,7 +155,7 @@ def look(world: World, audit: Audit, oracle: Oracle, seen: Seen, *, dies: bool) 
             world.note("first positions late")
         oracle.look(dies=dies)
         result = audit.run(dies=dies, horizon_ms=horizon_of(world))
-        check_named(world, result)
+        check_named(world, result, seen.upkeep.windows)
         world.audit_has_looked = world.audit_has_looked or not dies
         check_run(world, oracle, result, acknowledged, seen, dies=dies)
         if not dies and seen.waivable and world.waiving.random() < 0.5:
@@ -208,6 +208,11 @@ def test_what_is_pruned_was_proven_or_waived(tmp_path, seed):
     """Copies that came late into a merged topic; a stream without events that is still in doubt; a duplicate
     that nobody waived."""
     scenario(seed, tmp_path)
+
+
+def test_a_record_that_moved_into_a_pruned_window_came_late_there(tmp_path):
+    """And is lost where it was from: nobody can know any more that it is not another one."""
+    scenario(30130993, tmp_path)
 
 
 @pytest.mark.parametrize("seed", [2612266, 2612290, 2612626, 2612929, 2612970, 30131304])
