@@ -144,6 +144,17 @@ OF_AUDIT_OUTCOME = (
         red=(f"{UNIT}/test_roster.py::test_a_member_that_was_silent_for_a_year_is_no_proof_of_that_year",),
     ),
     Mutant(
+        name="pruned-records-speak-for-the-roster",
+        promise="Of what was pruned, reports speak for a producer of the roster, and records do not.",
+        file="audit/runs/reconciling.py",
+        rule="left.first_report_ms for stream, left in pruned.items() if left.first_report_ms is not None",
+        instead="left.windows.min() * left.window_ms for stream, left in pruned.items() if left.windows",
+        red=(
+            "tests/simulation/test_audit_mutations.py"
+            "::test_what_is_pruned_changes_nothing_else_that_is_said[30131304]",
+        ),
+    ),
+    Mutant(
         name="watermark-over-an-open-row",
         promise="One open row of a window holds the watermark, however many others are proven.",
         file="audit/runs/watermarks.py",
