@@ -1,10 +1,11 @@
 """A leader's changes of its partitions' states in ZooKeeper: another in-sync set, everything else as it was.
 
 The replica manager calls `PartitionStates.write`. A write is tied to the version of the state that the
-change was based on, and to the topic's id: a controller's decision in between, or a topic made anew under
-the same name, makes it fail. Where the connection breaks while an answer is due, nobody knows whether the
-write happened; then the znode is read, when the session is back, until that is certain. While the session is
-away nothing is written, so a high watermark that needs another in-sync set stands still.
+change was based on, to the topic's id and to the replicas: a controller's decision in between, a topic made
+anew under the same name, or a replica that was to join and is none any more, makes it fail. Where the
+connection breaks while an answer is due, nobody knows whether the write happened; then the znode is read,
+when the session is back, until that is certain. While the session is away nothing is written, so a high
+watermark that needs another in-sync set stands still.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from millrace.broker.coordination.session import (
     SetData,
     VersionConflict,
 )
-from millrace.broker.replication.in_sync_sets import StateConflict
+from millrace.broker.replication.in_sync_sets import IsWanted, StateConflict
 from millrace.broker.replication.partition import PartitionState
 
 log = structlog.get_logger("millrace.broker")
@@ -51,7 +52,7 @@ class PartitionStates:
         topic_id: UUID,
         partition: int,
         state: PartitionState,
-        is_wanted: Callable[[], bool] = lambda: True,
+        is_wanted: IsWanted = lambda _replicas: True,
     ) -> int:
         """The version at which `state` stands now. It is asked before each attempt whether it `is_wanted`
         still: attempts may take as long as ZooKeeper is away. Raises StateConflict when another state stands,
@@ -97,14 +98,15 @@ class PartitionStates:
         topic_id: UUID,
         partition: int,
         state: PartitionState,
-        is_wanted: Callable[[], bool],
+        is_wanted: IsWanted,
     ) -> int:
         path = paths.state_path(topic, partition)
         while True:
             node = await self._session.get(paths.topic_path(topic))
-            if paths.decode_topic(node.data).topic_id != topic_id:
+            assignment = paths.decode_topic(node.data)
+            if assignment.topic_id != topic_id:
                 raise StateConflict("the topic was deleted and made anew")
-            if not is_wanted():
+            if not is_wanted(tuple(assignment.partitions.get(partition, ()))):
                 raise StateConflict("what it was for has passed")
             try:
                 await self._session.commit(

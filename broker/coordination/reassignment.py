@@ -10,7 +10,7 @@ Called by `reassignments.py` (the shell) with what was read from ZooKeeper.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from millrace.broker.coordination.partition_info import PartitionInfo
 from millrace.broker.errors import InvalidReplicaAssignment, NoReassignmentInProgress
@@ -60,16 +60,17 @@ def original_replicas(partition: PartitionInfo) -> tuple[int, ...]:
 def _state_for(
     partition: PartitionInfo, replicas: tuple[int, ...], alive: frozenset[int], unclean: bool
 ) -> PartitionState | None:
-    """The state with only `replicas` in sync; None where that is so already.
+    """The state with only `replicas` in sync; None where that is so already and no replica goes.
 
-    The same state where a replica goes that is not in sync: its leader may be about to take it in, and its
-    write is not to fit the version any more.
+    One that goes deletes its log. In a new epoch, as in Apache Kafka's controller, what it has fetched says
+    nothing any more, should it come back: its leader may be about to take it in for that, or hear of it late.
     """
     state = partition.state
     if state is None:
         return None
     if set(state.isr) <= set(replicas):
-        return None if set(partition.replicas) <= set(replicas) else state
+        goes = not set(partition.replicas) <= set(replicas)
+        return replace(state, leader_epoch=state.leader_epoch + 1) if goes else None
     in_sync = tuple(broker for broker in state.isr if broker in replicas)
     if not in_sync:
         if not unclean:

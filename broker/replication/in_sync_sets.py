@@ -33,10 +33,14 @@ class StateConflict(MillraceError):
     change is not wanted any more."""
 
 
-StateWriter = Callable[[str, UUID, int, PartitionState, Callable[[], bool]], Awaitable[int]]
+IsWanted = Callable[[tuple[int, ...]], bool]
+"""Whether a change that has not been written is wanted still, where these are the partition's replicas."""
+
+StateWriter = Callable[[str, UUID, int, PartitionState, IsWanted], Awaitable[int]]
 """(topic, topic id, partition, new state, is it wanted still?): writes it where the znode still has the
-version `state.version` and the topic still has that id; gives the new version. Returns only when the outcome
-is certain, however long the session is away. Raises StateConflict, also where it is wanted no more."""
+version `state.version`, the topic still has that id and its replicas are those that were shown to the last
+one; gives the new version. Returns only when the outcome is certain, however long the session is away. Raises
+StateConflict, also where it is wanted no more."""
 
 
 class InSyncSets:
@@ -100,7 +104,7 @@ class InSyncSets:
                     local.topic_id,
                     local.partition,
                     change.state,
-                    lambda: local.replica.pending is change,
+                    lambda replicas: local.replica.wants(change, replicas),
                 )
             except StateConflict as error:
                 # The newer state is on its way here; until it is applied, the change stays pending.

@@ -120,6 +120,10 @@ class IsrChange:
     added: tuple[int, ...] = ()
     removed: tuple[int, ...] = ()
 
+    def fits(self, replicas: tuple[int, ...]) -> bool:
+        """Whether who is to join is one of the partition's `replicas`."""
+        return set(self.added) <= set(replicas)
+
 
 @dataclass(slots=True)
 class Replica:
@@ -351,6 +355,14 @@ class Replica:
         self.pending = None
         self.isr, self.version = change.state.isr, version
         return True
+
+    def wants(self, change: IsrChange, replicas: tuple[int, ...]) -> bool:
+        """Whether the change, which stands nowhere so far, is still to be written, where these are the
+        partition's replicas by now. Who was to join and is none of them any more has deleted its log, or
+        will: the change is over, and there may be no newer state that says so."""
+        if self.pending is change and not change.fits(replicas):
+            self.pending = None
+        return self.pending is change
 
     def let_go(self) -> None:
         """The log is led and followed no more from here. A change that nobody has written yet must not be

@@ -143,7 +143,7 @@ def test_what_is_not_wanted_any_more_when_the_session_is_back_is_not_written(zoo
         zookeeper.pause()
         try:
             new = replace(STATE, isr=(1,))
-            writing = asyncio.ensure_future(states.write("t", ID, 0, new, lambda: is_wanted))
+            writing = asyncio.ensure_future(states.write("t", ID, 0, new, lambda _: is_wanted))
             done, _ = await asyncio.wait([writing], timeout=1.0)
             assert not done
             is_wanted = False

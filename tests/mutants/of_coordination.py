@@ -42,8 +42,8 @@ OF_COORDINATION = (
         name="replica-taken-in-after-its-move-was-called-off",
         promise="A replica that a partition loses is not taken into the in-sync set any more.",
         file="broker/coordination/reassignment.py",
-        rule="        return None if set(partition.replicas) <= set(replicas) else state\n",
-        instead="        return None\n",
+        rule="        goes = not set(partition.replicas) <= set(replicas)\n",
+        instead="        goes = False\n",
         red=(
             "tests/unit/coordination/test_late_expansion.py"
             "::test_a_replica_whose_move_was_called_off_is_not_taken_into_the_in_sync_set",

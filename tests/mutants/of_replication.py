@@ -24,6 +24,30 @@ OF_REPLICATION = (
         ),
     ),
     Mutant(
+        name="replica-that-left-taken-in",
+        promise="Only a replica joins its partition's in-sync set, whatever its leader has heard of moves.",
+        file="broker/replication/partition.py",
+        rule="return set(self.added) <= set(replicas)",
+        instead="return True",
+        red=(
+            "tests/unit/coordination/test_late_expansion.py"
+            "::test_a_replica_that_has_left_is_not_taken_in_by_a_leader_that_has_not_heard_of_it",
+            f"{REPLICATION}/test_replicated_partitions.py"
+            "::test_follower_that_is_no_replica_any_more_does_not_join_and_others_do",
+        ),
+    ),
+    Mutant(
+        name="replica-that-left-in-the-same-epoch",
+        promise="What a replica had before it left says nothing when it is back, with an empty log.",
+        file="broker/coordination/reassignment.py",
+        rule="return replace(state, leader_epoch=state.leader_epoch + 1) if goes else None",
+        instead="return state if goes else None",
+        red=(
+            "tests/unit/coordination/test_late_expansion.py"
+            "::test_what_a_replica_had_before_it_left_says_nothing_when_it_is_back",
+        ),
+    ),
+    Mutant(
         name="cold-read-of-a-leader-that-was-replaced",
         promise="What a disk had is told by who leads in the same epoch as when it was asked.",
         file="broker/replication/replica_manager.py",

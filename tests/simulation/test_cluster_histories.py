@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from millrace.broker.coordination import broker_registry
+from millrace.broker.coordination import broker_registry, controller
+from millrace.broker.coordination.partition_info import PartitionInfo
 from millrace.broker.groups.membership import Group
 from millrace.broker.protocol.system_topics import TRANSACTIONS_TOPIC
 from millrace.broker.replication import follower
@@ -52,15 +53,15 @@ SEARCHED_FROM = 1
 """Whatever seed was asked for: from another one a search may be longer."""
 
 
-def run(seed: int, load: int | None = None) -> Outcome:
-    return History(seed, load).run()
+def run(seed: int, load: int | None = None, moves: bool | None = False) -> Outcome:
+    return History(seed, load, moves).run()
 
 
 @pytest.mark.parametrize("first", range(FIRST_SEED, FIRST_SEED + RUNS, CHUNK))
 def test_every_invariant_holds_in_every_history(first: int) -> None:
     acknowledged = 0
     for seed in range(first, min(first + CHUNK, FIRST_SEED + RUNS)):
-        outcome = run(seed)
+        outcome = run(seed, moves=None)
         tail = "\n".join(outcome.trace[-40:])
         assert outcome.violation is None, f"seed {seed}: {outcome.violation}\n{tail}"
         acknowledged += outcome.acknowledged
@@ -88,7 +89,7 @@ def test_an_end_that_a_replaced_coordinator_hears_is_not_mixed_up_with_the_one_b
 def test_a_broker_that_is_back_but_not_registered_again_is_not_reckoned_with() -> None:
     """It was killed; the session of its former life goes on, and the controller believes in that one when the
     last member that was not interrupted stops in order. What only these two had may be lost."""
-    history = History(FIRST_SEED, REPLICATION)
+    history = History(FIRST_SEED, REPLICATION, moves=False)
     broker = history.brokers[1]
     with product_log(history.world):
         for each in history.brokers.values():
@@ -114,10 +115,11 @@ def first_violation(
     is_wanted: Callable[[History], bool] = lambda _history: True,
     *,
     begin: int = SEARCHED_FROM,
+    moves: bool = False,
 ) -> tuple[int, str]:
     """The seed of a history that is noticed to break its promises, and how it does. The search begins at
     `begin`: not far from where it was found last."""
-    wanted = filter(is_wanted, (History(seed, load) for seed in itertools.count(begin)))
+    wanted = filter(is_wanted, (History(seed, load, moves) for seed in itertools.count(begin)))
     for history in itertools.islice(wanted, MOST_MUTATED_RUNS):
         violation = history.run().violation
         if violation is not None:
@@ -127,6 +129,31 @@ def first_violation(
 
 def notices_a_violation(load: int | None = None, *, begin: int = SEARCHED_FROM) -> str:
     return first_violation(load, begin=begin)[1]
+
+
+def test_moves_happen_and_end() -> None:
+    """And brokers hand over before they stop, or these histories say nothing of it."""
+    notes = [note for seed in range(10) for note in run(seed, REPLICATION, moves=True).trace]
+    for what in ("ends moves", "removes its replica", " to None: goes to", "leaves"):
+        assert any(what in note for note in notes), what
+
+
+def test_moves_that_end_before_all_are_in_sync_lose_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = controller.arrive
+
+    def hasty(partition: PartitionInfo, staying: frozenset[int], epoch: int) -> PartitionState | None:
+        state = partition.state
+        if state is None or not partition.is_moving or not set(partition.target) & staying:
+            return rule(partition, staying, epoch)
+        return rule(partition, staying, epoch) or replace(
+            state,
+            leader=next(each for each in partition.target if each in staying),
+            leader_epoch=state.leader_epoch + 1,
+            isr=tuple(each for each in partition.target if each in staying),
+        )
+
+    monkeypatch.setattr(controller, "arrive", hasty)
+    assert "invariant" in first_violation(REPLICATION, moves=True)[1]
 
 
 @pytest.mark.long

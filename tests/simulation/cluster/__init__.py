@@ -6,6 +6,7 @@
     zookeeper.py    versioned nodes, sessions that expire, transactions, watches
     disk.py         a partition's log: what survives a crash and what a loss of power takes
     broker.py       one broker: the shells' work around the pure rules, message by message
+    assignment.py   the replicas' places in ZooKeeper, and what a broker makes of them
     coordinators.py the product's coordinators, transaction gate and handlers over such a broker
     product_log.py  what the product logs: into the trace; a defect ends the history
     truth.py        who sees everything: invariants 1 to 4, checked as they are broken
@@ -16,6 +17,7 @@
     numbered.py     idempotent producers, streams.py transactional ones, group_members.py members of groups
     committed_reader.py  a consumer of committed data
     loads.py        which of these are there, and their verdict
+    operators.py    who moves partitions, and asks for preferred leaders
     history.py      one seeded history from start to verdict
 
 `python -m tests.simulation.cluster SEED` replays one history and prints what happened in it.

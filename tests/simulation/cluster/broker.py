@@ -3,7 +3,8 @@
 The decisions are the product's: `Replica` and `follower.decide` for replication, `controller.decide` and
 `restarted` for the control plane. Here is only what the shells add: when to ask, whom to tell, what to do
 with an answer. A broker keeps its logs and its checkpointed high watermarks through every kind of end. Its
-fetches as a follower are in `fetching.py`, its way into the controller's office in `controller_office.py`.
+fetches as a follower are in `fetching.py`, its way into the controller's office in `controller_office.py`,
+what it knows of the replicas' places in `assignment.py`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from millrace.broker.replication.partition import (
     Transition,
     leads_on,
 )
+from tests.simulation.cluster.assignment import ASSIGNMENT, ELECTION, Assignment, assigned_now
 from tests.simulation.cluster.controller_office import CONTROLLER, STATES, ControllerOffice
 from tests.simulation.cluster.coordinators import Coordinators, Topics
 from tests.simulation.cluster.disk import Stored, VirtualLog
@@ -49,6 +51,8 @@ NO_EPOCH = -1
 READ_MOST = 50
 ACKS_ALL = -1
 BROKERS = "/ids/"
+HAND_OVER_MS = 1_500
+"""A broker that leaves waits for the others for so long at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +60,16 @@ class Rules:
     """What all brokers of one history are set to."""
 
     replicas: dict[int, tuple[int, ...]]
+    """At the beginning."""
     min_insync: int
     max_lag_ms: int
     session_timeout_ms: int
     only_flushed: bool
     topics: Topics
     """What the numbers of the partitions stand for."""
+    has_moves: bool = False
+    """Replicas move to other brokers, preferred leaders are asked for, and brokers that stop in order hand
+    over first."""
 
 
 class Refusal(NamedTuple):
@@ -105,6 +113,7 @@ class Broker(LoopProcess):
         self.network, self._zookeeper, self.rules, self.truth = network, zookeeper, rules, truth
         self.fetching = Fetching(self)
         self.office = ControllerOffice(self)
+        self.assignment = Assignment(self)
         self.failed = FailedLogs(self)
         self._forget()
 
@@ -113,6 +122,10 @@ class Broker(LoopProcess):
         self.replicas: dict[int, Replica] = {}
         self.states: dict[int, tuple[PartitionState, int]] = {}
         self.brokers: dict[int, int] = {}
+        self.leaving: frozenset[int] = frozenset()
+        self.staying: dict[int, int] = {}
+        """The brokers without those that leave: these are taken into no in-sync set."""
+        self.is_leaving = False
         self.offline: dict[int, frozenset[int]] = {}
         self.controller: int | None = None
         self._waiting: dict[int, list[_Waiting]] = {number: [] for number in self.logs}
@@ -120,6 +133,7 @@ class Broker(LoopProcess):
         self.coordinators: Coordinators | None = None
         self.fetching.forget()
         self.office.forget()
+        self.assignment.forget()
         self._session: Session | None = None
         self._last_pong_ms = 0
         self.clock_shift_ms = 0
@@ -138,10 +152,7 @@ class Broker(LoopProcess):
         self._forget()
         self.world.note(f"{self.name} starts")
         for number in self.logs:
-            replica = Replica(self.id)
-            replica.max_lag_ms = self.rules.max_lag_ms
-            replica.min_insync_replicas = self.rules.min_insync
-            replica.registered = self.brokers
+            replica = self._new_replica()
             replica.high_watermark = min(self.checkpoints[number], self.logs[number].end_offset)
             self.replicas[number] = replica
             self.logs[number].epochs.reload()
@@ -152,6 +163,13 @@ class Broker(LoopProcess):
         self.later(self.rules.session_timeout_ms / 3, self._ping)
         self.later(self.rules.max_lag_ms / 2, self._check_in_sync_sets)
         self.later(self.world.rng.randint(50, 400), self._housekeep)
+
+    def _new_replica(self) -> Replica:
+        replica = Replica(self.id)
+        replica.max_lag_ms = self.rules.max_lag_ms
+        replica.min_insync_replicas = self.rules.min_insync
+        replica.registered = self.staying
+        return replica
 
     def _start_coordinators(self) -> None:
         self.coordinators = Coordinators(self)
@@ -169,6 +187,42 @@ class Broker(LoopProcess):
             else:
                 log.lose_pages()
         self.truth.interrupted()
+
+    def leave(self, then: Callable[[], None]) -> None:
+        """A controlled shutdown (`controlled_shutdown`): the others take over what they can, then an orderly
+        end, and what the caller wants to happen `then`."""
+        self.world.note(f"{self.name} leaves")
+        self.is_leaving = True
+        path = f"{BROKERS}{self.id}"
+
+        def mark(zookeeper: VirtualZooKeeper) -> None:
+            node = zookeeper.nodes.get(path)
+            if node is not None and node.owner == zookeeper.acting:
+                zookeeper.commit([Set(path, (self.id, True), node.version)])
+
+        self.ask(mark, lambda _: None)
+        self._leave_when_handed_over(self.world.now_ms + HAND_OVER_MS, then)
+
+    def _leave_when_handed_over(self, deadline_ms: int, then: Callable[[], None]) -> None:
+        if self._holds_anything() and self.world.now_ms < deadline_ms:
+            self.later(20, self._leave_when_handed_over, deadline_ms, then)
+        else:
+            self.shut_down()
+            then()
+
+    def _holds_anything(self) -> bool:
+        """As `controlled_shutdown.still_held`."""
+        others = set(self.brokers) - self.leaving - {self.id}
+        return any(
+            self.id in state.isr
+            and any(
+                each in others
+                and each in self.assignment.replicas(number)
+                and number not in self.offline.get(each, frozenset())
+                for each in state.isr
+            )
+            for number, (state, _) in self.states.items()
+        )
 
     def shut_down(self) -> None:
         """An orderly end: everything is flushed and the id given back. (Leaders are not moved first.)"""
@@ -219,6 +273,7 @@ class Broker(LoopProcess):
         self.office.forget()
         self.is_registered = False
         self.brokers.pop(self.id, None)
+        self.staying.pop(self.id, None)
         self._connect()
 
     def ask(self, work: Callable[[VirtualZooKeeper], Any], answer: Callable[[Any], None]) -> None:
@@ -240,6 +295,7 @@ class Broker(LoopProcess):
             self.on_watch(f"{STATES}{number}")
         self.on_watch(CONTROLLER)
         self.on_watch(OFFLINE)
+        self.assignment.read()
         self.ask(lambda zookeeper: zookeeper.below(BROKERS), lambda found: self._took_brokers(found, then))
 
     def on_watch(self, path: str) -> None:
@@ -253,15 +309,42 @@ class Broker(LoopProcess):
             )
         elif path.startswith(OFFLINE):
             self.ask(lambda zookeeper: zookeeper.below(OFFLINE), self._took_offline)
+        elif path in (ASSIGNMENT, ELECTION):
+            self.assignment.read()
         elif path == CONTROLLER:
             self.ask(lambda zookeeper: zookeeper.read(CONTROLLER), self._took_controller)
 
     def _took_brokers(self, found: dict[str, tuple[Any, int, int]], then: Callable[[], None]) -> None:
         # The rules hold a reference to this very mapping.
         self.brokers.clear()
-        self.brokers.update({node[0]: node[2] for node in found.values()})
+        self.brokers.update({value[0]: created for value, _, created in found.values()})
+        self.leaving = frozenset(value[0] for value, _, _ in found.values() if value[1])
+        self.staying.clear()
+        self.staying.update({each: at for each, at in self.brokers.items() if each not in self.leaving})
         then()
         self.office.wake()
+
+    def reassigned(self) -> None:
+        """Partitions have other replicas now."""
+        for number in self.logs:
+            if self._is_joined and not self.assignment.is_here(number):
+                self._drop(number)
+            elif self._is_joined and number in self.states:
+                self._apply(number)
+        self.office.wake()
+
+    def _drop(self, number: int) -> None:
+        """A replica that is kept elsewhere now is removed, with its log; one that has failed already stays
+        for whoever looks after its disk."""
+        if self.logs[number].is_offline:
+            return
+        if self.replicas[number].leader_epoch < 0 and not self.logs[number].end_offset:
+            return  # it never was here
+        self.world.note(f"{self.name} removes its replica of {number}")
+        self.failed.let_go(number, NotLeaderOrFollower("the replica is kept elsewhere now"))
+        self.logs[number].delete()
+        self.checkpoints[number] = 0
+        self.replicas[number] = self._new_replica()
 
     def _took_offline(self, found: dict[str, tuple[Any, int, int]]) -> None:
         self.offline = dict(node[0] for node in found.values())
@@ -294,7 +377,7 @@ class Broker(LoopProcess):
         for number, (state, version) in self.states.items():
             alive = frozenset(self.brokers)
             left = broker_registry.restarted(
-                state, self.rules.replicas[number], self.id, alive, was_clean=self.was_clean
+                state, self.assignment.replicas(number), self.id, alive, was_clean=self.was_clean
             )
             if left is not None and not self._has_left(number, state):
                 self.ask(
@@ -328,13 +411,18 @@ class Broker(LoopProcess):
 
     def _join(self) -> None:
         self._is_joined = True
+        for number in self.logs:
+            if not self.assignment.is_here(number):
+                self._drop(number)
         for number in self.states:
             self._apply(number)
         self._register()
 
     def _register(self) -> None:
         self.ask(
-            lambda zookeeper: zookeeper.commit([Make(f"{BROKERS}{self.id}", self.id, ephemeral=True)]),
+            lambda zookeeper: zookeeper.commit(
+                [Make(f"{BROKERS}{self.id}", (self.id, self.is_leaving), ephemeral=True)]
+            ),
             self._registered,
         )
 
@@ -353,11 +441,11 @@ class Broker(LoopProcess):
     def _apply(self, number: int) -> None:
         state, version = self.states[number]
         replica, log = self.replicas[number], self.logs[number]
-        if self.id not in self.rules.replicas[number] or log.is_offline:
+        if not self.assignment.is_here(number) or log.is_offline:
             return
         stamped = replace(state, version=version)
         led, led_epoch = replica.role is Role.LEADER, replica.leader_epoch
-        match replica.apply(stamped, log.end_offset, self.rules.replicas[number], self.world.now_ms):
+        match replica.apply(stamped, log.end_offset, self.assignment.replicas(number), self.world.now_ms):
             case Transition.LEAD:
                 self.world.note(f"{self.name} leads {number} in epoch {state.leader_epoch}, isr {state.isr}")
                 log.epochs.begin(state.leader_epoch, log.end_offset)
@@ -549,16 +637,24 @@ class Broker(LoopProcess):
                 and standing[0] == change.state
             ):
                 return standing[1]
+            replicas = assigned_now(zookeeper, self.rules.replicas)[number].replicas
+            if not change.fits(replicas):
+                return replicas
             zookeeper.commit([Set(path, change.state, change.state.version)])
             return change.state.version + 1
 
         def answered(result: Any) -> None:
             if isinstance(result, Refused):
                 return
+            if isinstance(result, tuple):
+                replica.wants(change, result)
+                return
             self.world.note(f"{self.name} sets the in-sync set of {number} to {change.state.isr}")
             known = self.states.get(number)
             if known is None or known[1] < result:
                 self.states[number] = (change.state, result)
+            if self.rules.has_moves:  # the watch brings nothing new; other histories stay as they were found
+                self.office.wake()
             if replica.written(change, result):
                 self._in_sync_set_changed(number)
 

@@ -7,20 +7,23 @@ up the office when that check fails.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from millrace.broker.coordination.controller import (
+    ClearRequest,
     ClusterPicture,
+    CompleteMoves,
     WriteState,
     decide,
 )
-from millrace.broker.coordination.partition_info import PartitionInfo
-from tests.simulation.cluster.zookeeper import Check, Make, Refused, Set, VirtualZooKeeper
+from tests.simulation.cluster.assignment import ASSIGNMENT, ELECTION, STATES, Assigned
+from tests.simulation.cluster.zookeeper import Check, Make, Refused, Remove, Set, VirtualZooKeeper
 
 if TYPE_CHECKING:
     from tests.simulation.cluster.broker import Broker
 
-CONTROLLER, CONTROLLER_EPOCH, STATES = "/controller", "/controller_epoch", "/state/"
+CONTROLLER, CONTROLLER_EPOCH = "/controller", "/controller_epoch"
 
 
 class ControllerOffice:
@@ -56,20 +59,23 @@ class ControllerOffice:
         epoch, epoch_version = self._held
         picture = ClusterPicture(
             live_brokers=frozenset(broker.brokers),
-            topics={"t": {number: self._picture_of(number) for number in broker.rules.replicas}},
+            topics={"t": {number: broker.assignment.info(number) for number in broker.rules.replicas}},
+            leaving=broker.leaving,
+            requests=broker.assignment.requests,
+            topic_versions={"t": broker.assignment.version},
             offline={
                 each: frozenset(("t", number) for number in numbers)
                 for each, numbers in broker.offline.items()
             },
         )
         for decision in decide(picture, epoch):
-            if isinstance(decision, WriteState):
-                self._write_state(decision, epoch_version)
-
-    def _picture_of(self, number: int) -> PartitionInfo:
-        replicas = self._broker.rules.replicas[number]
-        known = self._broker.states.get(number)
-        return PartitionInfo(replicas, None) if known is None else PartitionInfo(replicas, *known)
+            match decision:
+                case WriteState():
+                    self._write([self._state(decision)], epoch_version)
+                case CompleteMoves():
+                    self._complete_moves(decision, epoch_version)
+                case ClearRequest():
+                    self._write([Check(ELECTION, decision.version), Remove(ELECTION)], epoch_version)
 
     def _stand_for_election(self, zookeeper: VirtualZooKeeper) -> tuple[int, int]:
         node = zookeeper.read(CONTROLLER_EPOCH)
@@ -94,17 +100,37 @@ class ControllerOffice:
         broker.world.note(f"{broker.name} is the controller, epoch {result[0]}")
         self.wake()
 
-    def _write_state(self, decision: WriteState, epoch_version: int) -> None:
+    def _state(self, decision: WriteState) -> Any:
         path = f"{STATES}{decision.partition}"
-        operations: list[Any] = self._fence(epoch_version)
         if decision.version < 0:
-            operations.append(Make(path, decision.state))
-        else:
-            operations.append(Set(path, decision.state, decision.version))
+            return Make(path, decision.state)
+        return Set(path, decision.state, decision.version)
+
+    def _complete_moves(self, decision: CompleteMoves, epoch_version: int) -> None:
+        """The replicas and the states together, where no one has written either since."""
+        states = [self._state(each) for each in decision.states]
+
+        def assign(zookeeper: VirtualZooKeeper) -> Any:
+            known, _, _ = zookeeper.read(ASSIGNMENT) or ({}, -1, -1)
+            arrived = {number: Assigned(replicas) for number, replicas in decision.replicas.items()}
+            return Set(ASSIGNMENT, known | arrived, decision.version)
+
+        self._broker.world.note(f"{self._broker.name} ends moves: {dict(decision.replicas)}")
+        self._write(states, epoch_version, assign)  # the replicas first: who reads the states knows them
+
+    def _write(
+        self,
+        operations: list[Any],
+        epoch_version: int,
+        first: Callable[[VirtualZooKeeper], Any] | None = None,
+    ) -> None:
+        fence = self._fence(epoch_version)
+        epoch = self._held[0] if self._held is not None else -1
 
         def write(zookeeper: VirtualZooKeeper) -> None:
-            zookeeper.commit(operations)
-            self._broker.truth.controller_wrote(self._broker.id, decision.state.controller_epoch)
+            before = [first(zookeeper)] if first is not None else []
+            zookeeper.commit([*fence, *before, *operations])
+            self._broker.truth.controller_wrote(self._broker.id, epoch)
 
         def answered(result: Any) -> None:
             if isinstance(result, Refused):

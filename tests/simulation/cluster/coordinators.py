@@ -191,10 +191,7 @@ class _Partitions(Mapping[int, PartitionInfo]):
     def __getitem__(self, partition: int) -> PartitionInfo:
         if not 0 <= partition < len(self._numbers):
             raise KeyError(partition)
-        number = self._numbers[partition]
-        replicas = self._broker.rules.replicas[number]
-        known = self._broker.states.get(number)
-        return PartitionInfo(replicas) if known is None else PartitionInfo(replicas, *known)
+        return self._broker.assignment.info(self._numbers[partition])
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(len(self._numbers)))

@@ -225,6 +225,11 @@ class VirtualLog:
         self._lost_from = None
         self.epochs.clear()
 
+    def delete(self) -> None:
+        """What is made in its place is empty, and nothing is wrong with it."""
+        self.start_anew(0)
+        self.is_offline, self.failing = False, None
+
     def lose_power(self, kept: int) -> None:
         """`kept`: how far the disk got, at least to what was flushed."""
         self.truncate_to(max(kept, self.flushed))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from millrace.broker.errors import KafkaStorageError
+from millrace.broker.errors import KafkaError, KafkaStorageError
 from millrace.broker.replication.partition import Role
 from tests.simulation.cluster.disk import DiskFailed
 from tests.simulation.cluster.zookeeper import Make, Remove, Set, VirtualZooKeeper
@@ -41,21 +41,22 @@ class FailedLogs:
             log.flush()
         except DiskFailed:
             broker.world.note(f"{broker.name} cannot flush {number}: the log is offline")
-            self._let_go(number)
+            self.let_go(number, KafkaStorageError("the log is offline"))
+            self.report()
             return False
         return True
 
-    def _let_go(self, number: int) -> None:
+    def let_go(self, number: int, reason: KafkaError) -> None:
+        """The partition is served and fetched no more, and who waits for it is told the reason."""
         broker = self._broker
         replica = broker.replicas[number]
         led = replica.role is Role.LEADER
         replica.let_go()
         broker.forget_waiting(number)
         if led:
-            broker.waiting_appends[number].fail(KafkaStorageError("the log is offline"))
+            broker.waiting_appends[number].fail(reason)
             if broker.coordinators is not None:
                 broker.coordinators.lost(number)
-        self.report()
 
     def report(self) -> None:
         """Make the znode say what is so now; again and again, as a session may end before it does."""

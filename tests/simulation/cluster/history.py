@@ -7,17 +7,20 @@ that never catches up, fails like one that loses a record.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tests.simulation.cluster.assignment import ASSIGNMENT, assigned_now
 from tests.simulation.cluster.broker import BROKERS, STATES, Broker, Rules
 from tests.simulation.cluster.clients import Consumer, Producer
 from tests.simulation.cluster.disk import VirtualLog
 from tests.simulation.cluster.loads import Loads, draw_topics
+from tests.simulation.cluster.operators import Operators
 from tests.simulation.cluster.product_log import product_log
 from tests.simulation.cluster.truth import Truth, Violation
 from tests.simulation.cluster.world import Network, World
-from tests.simulation.cluster.zookeeper import NAME, VirtualZooKeeper, ZNode
+from tests.simulation.cluster.zookeeper import NAME, Make, VirtualZooKeeper, ZNode
 
 SETTLE_MS = 25_000
 CHECK_EVERY_MS = 200
@@ -39,9 +42,10 @@ class Outcome:
 
 
 class History:
-    """See the module. `load` (one of `loads.py`): what runs on the cluster, whatever the seed says."""
+    """See the module. `load` (one of `loads.py`): what runs on the cluster, and `moves`: whether replicas
+    move (`operators.py`), whatever the seed says."""
 
-    def __init__(self, seed: int, load: int | None = None) -> None:
+    def __init__(self, seed: int, load: int | None = None, moves: bool | None = None) -> None:
         self.seed = seed
         self.world = world = World(seed)
         rng = world.rng
@@ -51,7 +55,8 @@ class History:
             duplication=rng.choice((0.0, 0.02)),
             slowest_ms=rng.choice((10, 60, 200)),
         )
-        broker_ids = list(range(1, rng.choice((3, 3, 3, 4, 5)) + 1))
+        has_moves = random.Random(f"moves {seed}").random() < 0.5 if moves is None else moves
+        broker_ids = list(range(1, rng.choice((3, 3, 3, 4, 5)) + has_moves + 1))
         partitions = rng.choice((1, 2, 3))
         topics = draw_topics(rng, partitions, load)
         factor = rng.choice((2, 3, 3))
@@ -66,12 +71,17 @@ class History:
             session_timeout_ms=session_timeout_ms,
             only_flushed=rng.random() < 0.3,
             topics=topics,
+            has_moves=has_moves,
         )
-        zookeeper = VirtualZooKeeper(world, self.network, session_timeout_ms=session_timeout_ms)
+        self._zookeeper = zookeeper = VirtualZooKeeper(
+            world, self.network, session_timeout_ms=session_timeout_ms
+        )
         logs = {broker: {number: VirtualLog() for number in self.rules.replicas} for broker in broker_ids}
         self._registered_ms: dict[str, int] = {}
         self.truth = Truth(world, logs, only_flushed=self.rules.only_flushed)
         zookeeper.on_write = self._on_write
+        if has_moves:
+            zookeeper.commit([Make(ASSIGNMENT, assigned_now(zookeeper, self.rules.replicas))])
         self.brokers = {
             broker: Broker(world, broker, self.network, zookeeper, self.rules, self.truth, logs[broker])
             for broker in broker_ids
@@ -81,6 +91,7 @@ class History:
         self.truth.is_uninterrupted = lambda broker, number: self.brokers[broker].is_uninterrupted(number)
         self.truth.is_running = lambda broker, number: (
             self.brokers[broker].is_alive
+            and not self.brokers[broker].is_leaving
             and self.brokers[broker].is_registered  # not only an earlier life, whose session goes on
             and world.now_ms - self._registered_ms.get(f"{BROKERS}{broker}", world.now_ms) >= RECKONED_WITH_MS
             and not logs[broker][number].is_offline
@@ -91,13 +102,17 @@ class History:
         ]
         Consumer(world, "consumer", self.network, self.brokers, partitions, self.truth)
         self.loads = Loads(world, self.network, self.brokers, self.truth, topics)
+        self._operators = Operators(world, self.brokers, list(self.rules.replicas))
         self._faults = self._draw_faults()
+        if has_moves:
+            self._faults += self._operators.actions
         self.events: dict[str, int] = {}
         self._faulty_until = rng.choice((4_000, 8_000, 15_000))
 
     def _on_write(self, path: str, node: ZNode | None) -> None:
         if path.startswith(STATES) and node is not None:
-            self.truth.state_written(int(path.removeprefix(STATES)), node.value)
+            number = int(path.removeprefix(STATES))
+            self.truth.state_written(number, node.value, self._replicas()[number])
         elif path.startswith(BROKERS):
             self._registered_ms.pop(path, None)
             if node is not None:
@@ -198,14 +213,25 @@ class History:
     def _stop(self) -> None:
         broker = self._any_alive()
         if broker is not None:
+            self._stop_in_order(broker)
+
+    def _stop_in_order(self, broker: Broker) -> None:
+        if self.rules.has_moves and self.world.rng.random() < 0.7:
+            broker.leave(lambda: self._return(broker))
+        else:
             broker.shut_down()
             self._return(broker)
+
+    def _replicas(self) -> dict[int, tuple[int, ...]]:
+        """As they stand in ZooKeeper."""
+        now = assigned_now(self._zookeeper, self.rules.replicas)
+        return {number: assigned.replicas for number, assigned in now.items()}
 
     def _fail_flush(self) -> None:
         """The next one of some log. Its broker is stopped for it some time later."""
         broker = self._any_alive()
         if broker is not None:
-            hosted = [number for number, replicas in self.rules.replicas.items() if broker.id in replicas]
+            hosted = [number for number, replicas in self._replicas().items() if broker.id in replicas]
             if hosted:
                 broker.logs[self.world.rng.choice(hosted)].failing = self.world.rng.random()
                 self.world.after(self.world.rng.choice((500, 1_500, 4_000)), self._attend_to_disk, broker)
@@ -297,15 +323,12 @@ class History:
                 raise Violation(f"the cluster does not become whole: {unsettled}")
             self.world.run(self.world.now_ms + CHECK_EVERY_MS)
         self.loads.check()
-        for number in self.rules.replicas:
+        for number, replicas in self._replicas().items():
             state = self.truth.states[number]
             self.truth.check_nothing_lost(number, state.leader, state.isr)
             self.truth.check_replicas(
                 number,
-                {
-                    broker: self.brokers[broker].replicas[number].high_watermark
-                    for broker in self.rules.replicas[number]
-                },
+                {broker: self.brokers[broker].replicas[number].high_watermark for broker in replicas},
             )
 
     def _unsettled(self) -> str:
@@ -316,7 +339,10 @@ class History:
 
     def _is_whole(self, number: int) -> bool:
         state = self.truth.states.get(number)
-        if state is None or set(state.isr) != set(self.rules.replicas[number]):
+        assigned = assigned_now(self._zookeeper, self.rules.replicas)[number]
+        if state is None or assigned.adding or assigned.removing:
+            return False
+        if set(state.isr) != set(assigned.replicas):
             return False
         leader = self.brokers.get(state.leader)
         if leader is None or not leader.is_alive:
@@ -330,13 +356,13 @@ class History:
 
     def _picture(self) -> str:
         return "; ".join(
-            f"{number}: {self.truth.states.get(number)} "
+            f"{number}: {self.truth.states.get(number)} {assigned} "
             + ", ".join(
                 f"{broker}: {self.brokers[broker].logs[number].start_offset}"
                 f"..{self.brokers[broker].logs[number].end_offset}"
                 f" hw {self.brokers[broker].replicas[number].high_watermark}"
-                for broker in self.rules.replicas[number]
+                for broker in assigned.replicas
                 if number in self.brokers[broker].replicas
             )
-            for number in self.rules.replicas
+            for number, assigned in assigned_now(self._zookeeper, self.rules.replicas).items()
         )

@@ -41,8 +41,8 @@ class Truth:
         self._only_flushed = only_flushed
         self.is_uninterrupted: Callable[[int, int], bool] = lambda broker, partition: True
         self.is_running: Callable[[int, int], bool] = lambda broker, partition: True
-        """Whether it lives, the cluster knows it for long enough to have reckoned with it, and it can use its
-        log: a frozen one is gone when its session is over."""
+        """Whether it lives and does not leave, the cluster knows it for long enough to have reckoned with it,
+        and it can use its log: a frozen one is gone when its session is over."""
         self.on_committed: Callable[[int, int, Stored], None] = lambda partition, offset, record: None
         """Told of every committed record once, in the order of offsets, while nothing was excused."""
         self._told_up_to: dict[int, int] = {}
@@ -148,26 +148,30 @@ class Truth:
         log = self._logs[broker][partition]
         return offset < log.start_offset or log.get(offset) == record
 
-    def state_written(self, partition: int, state: PartitionState) -> None:
-        """A state stands in ZooKeeper now, whoever wrote it."""
+    def state_written(self, partition: int, state: PartitionState, replicas: tuple[int, ...]) -> None:
+        """A state stands in ZooKeeper now, whoever wrote it, beside these replicas."""
         known = self.states.get(partition)
         if not state.isr:
             raise Violation(f"the in-sync set of {partition} is empty")
+        if not set(state.isr) <= set(replicas):
+            raise Violation(f"in sync are {state.isr}, and {partition} is kept by {replicas}")
         if known is not None and state.leader_epoch < known.leader_epoch:
             raise Violation(f"the leader epoch of {partition} goes back to {state.leader_epoch}")
         if known is not None and known.leader_epoch == state.leader_epoch and known.leader != state.leader:
             raise Violation(f"two leaders of {partition} in epoch {state.leader_epoch}")
         if known is not None and not self._only_flushed and set(state.isr) < set(known.isr):
-            self._excuse_departed(partition, known, state)
+            self._excuse_departed(partition, known, state, replicas)
         self.states[partition] = state
         others = frozenset(state.isr) - {state.leader}
         self._followers[partition, state.leader] = (others, set(others))
 
-    def _excuse_departed(self, partition: int, before: PartitionState, after: PartitionState) -> None:
+    def _excuse_departed(
+        self, partition: int, before: PartitionState, after: PartitionState, replicas: tuple[int, ...]
+    ) -> None:
         """A member is out of the in-sync set in favour of ones that, as nobody knew yet, were interrupted: it
-        had stopped in order, or the leader was interrupted while its word of who is late was on its way. What
-        is certain to be had by none who is in sync now is excused, in the first case unless one of the
-        living has it."""
+        had stopped in order, hands over to do so, or is no replica any more; or the leader was interrupted
+        while its word of who is late was on its way. What is certain to be had by none who is in sync now is
+        excused, where it went of itself unless one of the living that stay has it."""
         committed = self.committed.get(partition, {})
         # By the leader itself, which led when it sent that: who is interrupted sends nothing (see `Broker`).
         is_overtaken = (after.leader, after.leader_epoch) == (before.leader, before.leader_epoch) and (
@@ -178,7 +182,8 @@ class Truth:
             is_safe = any(self.is_uninterrupted(broker, partition) for broker in left)
             if len(left) == len(after.isr) or is_safe:
                 continue
-            holders = [broker for broker in before.isr if self._holds(broker, partition, offset, record)]
+            staying = [broker for broker in before.isr if broker in replicas]
+            holders = [broker for broker in staying if self._holds(broker, partition, offset, record)]
             if is_overtaken or not any(self.is_running(broker, partition) for broker in holders):
                 self._excuse(partition, [offset])
 

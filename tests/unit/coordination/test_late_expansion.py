@@ -16,8 +16,9 @@ from millrace.broker.coordination.partition_states import PartitionStates
 from millrace.broker.coordination.paths import BrokerRegistration, TopicAssignment
 from millrace.broker.coordination.reassignments import Reassignments
 from millrace.broker.coordination.session import Check, Node, SessionState, SetData, VersionConflict
+from millrace.broker.errors import FencedLeaderEpoch
 from millrace.broker.replication.in_sync_sets import StateConflict
-from millrace.broker.replication.partition import PartitionState
+from millrace.broker.replication.partition import PartitionState, Replica
 
 TOPIC_ID = uuid.uuid4()
 ASSIGNMENT = TopicAssignment(TOPIC_ID, {0: (1, 2)})
@@ -133,5 +134,53 @@ def test_a_replica_whose_move_was_called_off_is_not_taken_into_the_in_sync_set(
         with pytest.raises(StateConflict):
             await writing
         assert paths.decode_state(znodes.nodes[STATE].data).isr == (1,)
+
+    asyncio.run(run())
+
+
+@pytest.mark.safety
+def test_a_replica_that_has_left_is_not_taken_in_by_a_leader_that_has_not_heard_of_it() -> None:
+    """The leader knows the newest state, and not the replicas that came with it: nothing newer will come. Its
+    change is over all the same, so that others can join."""
+
+    async def run() -> None:
+        znodes = Znodes(PartitionState(1, 3, (1,), 1), TopicAssignment(TOPIC_ID, {0: (1, 3)}))
+        leader = Replica(1)
+        leader.apply(PartitionState(1, 3, (1,), 1, version=0), 0, (1, 2, 3))
+        for follower in (2, 3):
+            leader.check_follower(follower, 3).fetched(0, 0, 0, 0)
+        session: Any = ZnodesSession(znodes)
+        states = PartitionStates(session, picture(znodes), lambda: None)
+        change = leader.expansion_due(2)
+        assert change is not None
+        leader.begin(change)
+        with pytest.raises(StateConflict):
+            await states.write("t", TOPIC_ID, 0, change.state, lambda now: leader.wants(change, now))
+        following = leader.expansion_due(3)
+        assert following is not None and following.added == (3,)
+        leader.begin(following)
+        await states.write("t", TOPIC_ID, 0, following.state, lambda now: leader.wants(following, now))
+        assert paths.decode_state(znodes.nodes[STATE].data).isr == (1, 3)
+
+    asyncio.run(run())
+
+
+@pytest.mark.safety
+def test_what_a_replica_had_before_it_left_says_nothing_when_it_is_back() -> None:
+    """Its log is deleted in between. The leader hears of both moves at once, and then of an old fetch."""
+
+    async def run() -> None:
+        moving = TopicAssignment(TOPIC_ID, {0: (2, 1)}, adding={0: (2,)})
+        znodes = Znodes(PartitionState(1, 3, (1,), 1), moving)
+        leader = Replica(1)
+        leader.apply(PartitionState(1, 3, (1,), 1, version=0), 0, (2, 1))
+        session: Any = ZnodesSession(znodes)
+        for target in (None, (2, 1)):
+            assert await Reassignments(session, picture(znodes)).alter("t", {0: target}, 0) == {0: None}
+        known = picture(znodes).partition("t", 0)
+        assert known is not None and known.state is not None and known.adding == (2,)
+        leader.apply(replace(known.state, version=known.state_version), 0, known.replicas)
+        with pytest.raises(FencedLeaderEpoch):
+            leader.check_follower(2, 3)
 
     asyncio.run(run())

@@ -48,7 +48,7 @@ def test_called_off_move_leaves_no_trace() -> None:
     moving = PartitionInfo((3, 1, 2), state(3, 5, 1, 3), adding=(3,), removing=(2,))
     assert cancel_move(moving, ALIVE) == PlannedMove((1, 2), state=state(1, 6, 1))
     untouched = PartitionInfo((3, 1, 2), state(1, 5, 1, 2), adding=(3,), removing=(2,))
-    assert cancel_move(untouched, ALIVE) == PlannedMove((1, 2), state=untouched.state)
+    assert cancel_move(untouched, ALIVE) == PlannedMove((1, 2), state=state(1, 6, 1, 2))
     with pytest.raises(NoReassignmentInProgress):
         cancel_move(PartitionInfo((1, 2), state(1, 5, 1, 2)), ALIVE)
 

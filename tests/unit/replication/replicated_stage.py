@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.broker.protocol.records import Record, build_batch
-from millrace.broker.replication.in_sync_sets import StateConflict
+from millrace.broker.replication.in_sync_sets import IsWanted, StateConflict
 from millrace.broker.replication.local_partition import (
     FollowerFetch,
     PartitionRead,
@@ -55,6 +55,8 @@ class Bench:
         self.write_gate = asyncio.Event()
         self.write_gate.set()
         self.conflict = False
+        self.assigned: tuple[int, ...] = REPLICAS[0]
+        """In ZooKeeper, whatever this broker has heard."""
         self.manager.join(self._write_state, None, FetchLimits(), lambda _task: None)  # type: ignore[arg-type]
         self.manager.set_brokers({1: 10, 2: 20, 3: 30}, own_epoch=-1)
 
@@ -64,11 +66,11 @@ class Bench:
         topic_id: uuid.UUID,
         partition: int,
         state: PartitionState,
-        is_wanted: Callable[[], bool],
+        is_wanted: IsWanted,
     ) -> int:
         assert (topic, topic_id, partition) == ("t", TOPIC_ID, 0)
         await self.write_gate.wait()
-        if self.conflict or not is_wanted():
+        if self.conflict or not is_wanted(self.assigned):
             raise StateConflict("another state stands")
         self.written.append(state)
         return state.version + 1

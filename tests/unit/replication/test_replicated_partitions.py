@@ -184,6 +184,22 @@ def test_epoch_in_which_nothing_was_written_is_forgotten_by_a_follower(tmp_path:
     run(tmp_path, scenario)
 
 
+def test_follower_that_is_no_replica_any_more_does_not_join_and_others_do(tmp_path: Path) -> None:
+    """The news of its replicas has not come here."""
+
+    async def scenario(bench: Bench) -> None:
+        await bench.lead(1)
+        bench.append(b"a", acks=1)
+        bench.assigned = (1, 3)
+        bench.fetch(2, 1)
+        await turns()
+        bench.fetch(3, 1)
+        await turns()
+        assert [state.isr for state in bench.written] == [(1, 3)]
+
+    run(tmp_path, scenario)
+
+
 def test_follower_that_has_caught_up_joins(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         await bench.lead(1)
