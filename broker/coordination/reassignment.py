@@ -19,7 +19,7 @@ from millrace.broker.replication.partition import NO_LEADER, PartitionState
 
 @dataclass(frozen=True, slots=True)
 class PlannedMove:
-    """What is to be written for one partition; `state` is None where not even its version is to change."""
+    """What is to be written for one partition; `state` is None where it stays."""
 
     replicas: tuple[int, ...]
     adding: tuple[int, ...] = ()

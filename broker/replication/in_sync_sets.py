@@ -97,14 +97,15 @@ class InSyncSets:
             log.error("an in-sync set was not changed: a defect of the broker", exc_info=task.exception())
 
     async def _write(self, write_state: StateWriter, local: LocalPartition, change: IsrChange) -> None:
+        def is_wanted(replicas: tuple[int, ...]) -> bool:
+            if not change.fits(replicas):
+                local.replica.called_off(change)
+            return local.replica.pending is change
+
         async with self._slots:
             try:
                 version = await write_state(
-                    local.topic,
-                    local.topic_id,
-                    local.partition,
-                    change.state,
-                    lambda replicas: local.replica.wants(change, replicas),
+                    local.topic, local.topic_id, local.partition, change.state, is_wanted
                 )
             except StateConflict as error:
                 # The newer state is on its way here; until it is applied, the change stays pending.

@@ -121,7 +121,8 @@ class IsrChange:
     removed: tuple[int, ...] = ()
 
     def fits(self, replicas: tuple[int, ...]) -> bool:
-        """Whether who is to join is one of the partition's `replicas`."""
+        """Whether who is to join is one of the partition's `replicas` still: who is none of them any more has
+        deleted its log, or will."""
         return set(self.added) <= set(replicas)
 
 
@@ -356,13 +357,10 @@ class Replica:
         self.isr, self.version = change.state.isr, version
         return True
 
-    def wants(self, change: IsrChange, replicas: tuple[int, ...]) -> bool:
-        """Whether the change, which stands nowhere so far, is still to be written, where these are the
-        partition's replicas by now. Who was to join and is none of them any more has deleted its log, or
-        will: the change is over, and there may be no newer state that says so."""
-        if self.pending is change and not change.fits(replicas):
+    def called_off(self, change: IsrChange) -> None:
+        """The change, which stands nowhere, will not be written: no newer state may ever end it."""
+        if self.pending is change:
             self.pending = None
-        return self.pending is change
 
     def let_go(self) -> None:
         """The log is led and followed no more from here. A change that nobody has written yet must not be

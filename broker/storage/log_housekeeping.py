@@ -8,7 +8,6 @@ alone, what else fails is noted and tried again the next time.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -43,9 +42,7 @@ def keep(
         with manager._lock:
             manager.notes += log.notes
             log.notes.clear()
-    _purge(manager)
-    with manager._lock:
-        manager.strays = [path for path in manager.strays if path.exists()]
+    manager.notes += manager._departed.purge()
     checkpoint(manager)
     settle(manager)
     _rest(manager, now_ms)
@@ -54,19 +51,6 @@ def keep(
 def _flush_if_due(log: Log, now_ms: int) -> None:
     if log.needs_flush(now_ms):
         log.flush(now_ms)
-
-
-def _purge(manager: LogManager) -> None:
-    with manager._lock:
-        to_purge, manager._to_purge = manager._to_purge, []
-    for path in to_purge:
-        try:
-            shutil.rmtree(path)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            manager.notes.append(f"{path} is not removed yet: {error}")
-            manager._to_purge.append(path)
 
 
 def checkpoint(manager: LogManager) -> None:

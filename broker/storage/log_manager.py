@@ -20,7 +20,6 @@ locks held and must not take any.
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 import weakref
@@ -29,22 +28,21 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from millrace.broker.errors import DataFolderNotWritable, KafkaStorageError
 from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.storage import log_housekeeping
-from millrace.broker.storage.checkpoints import sync_directory
 from millrace.broker.storage.cleaner import CleanerConfig
 from millrace.broker.storage.cleaner_manager import CleanerManager
 from millrace.broker.storage.data_folder import DataFolder
+from millrace.broker.storage.departed_logs import DepartedLogs
 from millrace.broker.storage.disk_errors import is_beyond_trust, is_no_room
 from millrace.broker.storage.disk_room import DiskRoom, RoomChange
 from millrace.broker.storage.log import Log, parse_directory_name
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_loading import DELETE_SUFFIX, STRAY_SUFFIX, ConfigOf, load_folder
 
-_MAX_DIRECTORY_NAME = 255
 _THREAD_COUNT = 8
 """For closing, which waits for the disk."""
 
@@ -71,7 +69,7 @@ class LogManager:
         self._failed: dict[TopicPartition, Log] = {}
         """Logs that failed alone: work on them may still be under way when they are deleted."""
         self._lock = threading.RLock()
-        self._to_purge: list[Path] = []
+        self._departed = DepartedLogs()
         self._stopping = threading.Event()
         self.offline: dict[TopicPartition, str] = {}
         """Partitions that could not be opened or failed since, with the reason in one line."""
@@ -81,9 +79,6 @@ class LogManager:
         """Called once for a folder that fails, from any thread, with the partitions that were in it."""
         self.on_log_failure: Callable[[TopicPartition, str], None] | None = None
         """Called for a log that fails alone, from any thread; it is in `offline` then."""
-        self.strays: list[Path] = []
-        """Logs that the cluster did not know, for a person to decide on; what has gone since is noticed by
-        `housekeeping`."""
         self.notes: list[str] = []
         """What had to be repaired or went wrong, one line each; take them out after logging."""
         self.cleaning = CleanerManager(
@@ -165,8 +160,7 @@ class LogManager:
         try:
             found = load_folder(folder, now_ms, config_of, self._defaults)
             self.notes += found.notes
-            self._to_purge += found.deleted
-            self.strays += found.strays
+            self._departed.found(found.deleted, found.strays)
             for tp, directory, opened in found.opened:
                 if folder.failure is None:
                     self._take_opened(folder, tp, directory, opened)
@@ -302,6 +296,12 @@ class LogManager:
             self.on_log_failure(tp, reason)
 
     # -- look-up
+
+    @property
+    def strays(self) -> list[Path]:
+        """Logs that the cluster did not know, for a person to decide on; what has gone since is noticed by
+        `housekeeping`."""
+        return self._departed.strays
 
     @property
     def was_clean(self) -> bool:
@@ -514,7 +514,7 @@ class LogManager:
             if log is None:
                 self._forget(tp)
                 for folder in self._healthy():
-                    self._rename(folder.path / f"{tp[0]}-{tp[1]}", DELETE_SUFFIX)
+                    self._departed.rename(folder.path / f"{tp[0]}-{tp[1]}", DELETE_SUFFIX)
                 return
         log.retire(f"{tp[0]}-{tp[1]} is deleted", partial(self._rename_log, tp, log, DELETE_SUFFIX))
 
@@ -533,8 +533,6 @@ class LogManager:
             f"{tp[0]}-{tp[1]} is set aside",
             lambda: kept.extend(self._rename_log(tp, log, STRAY_SUFFIX)),
         )
-        with self._lock:
-            self.strays += kept
         self.notes += [
             f"{log.directory}: set aside as {path.name}, because {reason}; remove it if its topic was "
             f"deleted or moved; or, once ZooKeeper has the topic as it was (id {log.topic_id}), stop the "
@@ -547,29 +545,13 @@ class LogManager:
             if log not in (self._logs.get(tp), self._failed.get(tp)):
                 return []  # somebody else has done it meanwhile
             self._forget(tp)
-            return self._rename(log.directory, kind)
+            return self._departed.rename(log.directory, kind)
 
     def _forget(self, tp: TopicPartition) -> None:
         self._logs.pop(tp, None)
         self._failed.pop(tp, None)
         self.offline.pop(tp, None)
         self.cleaning.forget(tp)
-
-    def _rename(self, directory: Path, kind: str) -> list[Path]:
-        """Gives a directory the name of its kind for good; that name, or none where nothing is there. Raises
-        KafkaStorageError."""
-        suffix = f".{uuid4().hex}{kind}"
-        target = directory.with_name(directory.name[: _MAX_DIRECTORY_NAME - len(suffix)] + suffix)
-        try:
-            os.rename(directory, target)
-            sync_directory(directory.parent)
-        except OSError as error:
-            if error.errno == errno.ENOENT:
-                return []
-            raise KafkaStorageError(f"{directory} cannot be renamed: {error}") from error
-        if kind == DELETE_SUFFIX:
-            self._to_purge.append(target)
-        return [target]
 
     # -- housekeeping
 

@@ -6,6 +6,7 @@
     zookeeper.py    versioned nodes, sessions that expire, transactions, watches
     disk.py         a partition's log: what survives a crash and what a loss of power takes
     broker.py       one broker: the shells' work around the pure rules, message by message
+    fetching.py     the follower's side of replication, leading.py the leader's
     assignment.py   the replicas' places in ZooKeeper, and what a broker makes of them
     coordinators.py the product's coordinators, transaction gate and handlers over such a broker
     product_log.py  what the product logs: into the trace; a defect ends the history

@@ -3,8 +3,8 @@
 The decisions are the product's: `Replica` and `follower.decide` for replication, `controller.decide` and
 `restarted` for the control plane. Here is only what the shells add: when to ask, whom to tell, what to do
 with an answer. A broker keeps its logs and its checkpointed high watermarks through every kind of end. Its
-fetches as a follower are in `fetching.py`, its way into the controller's office in `controller_office.py`,
-what it knows of the replicas' places in `assignment.py`.
+fetches as a follower are in `fetching.py`, what it does for its own followers in `leading.py`, its way into
+the controller's office in `controller_office.py`, what it knows of the replicas' places in `assignment.py`.
 """
 
 from __future__ import annotations
@@ -18,26 +18,24 @@ from millrace.broker.errors import (
     KafkaError,
     NotEnoughReplicasAfterAppend,
     NotLeaderOrFollower,
-    OffsetOutOfRange,
 )
-from millrace.broker.replication import follower as following
 from millrace.broker.replication.local_partition import WaitingAppends
 from millrace.broker.replication.partition import (
-    IsrChange,
     PartitionState,
     Replica,
     Role,
     Transition,
     leads_on,
 )
-from tests.simulation.cluster.assignment import ASSIGNMENT, ELECTION, Assignment, assigned_now
+from tests.simulation.cluster.assignment import ASSIGNMENT, ELECTION, Assignment
 from tests.simulation.cluster.controller_office import CONTROLLER, STATES, ControllerOffice
 from tests.simulation.cluster.coordinators import Coordinators, Topics
-from tests.simulation.cluster.disk import Stored, VirtualLog
+from tests.simulation.cluster.disk import VirtualLog
 from tests.simulation.cluster.failed_logs import OFFLINE, FailedLogs
-from tests.simulation.cluster.fetching import FetchAnswer, Fetching
+from tests.simulation.cluster.fetching import Fetching
+from tests.simulation.cluster.leading import READ_MOST, Leading
 from tests.simulation.cluster.loop import LoopProcess
-from tests.simulation.cluster.truth import Truth, Violation
+from tests.simulation.cluster.truth import Truth
 from tests.simulation.cluster.world import Network, World
 from tests.simulation.cluster.zookeeper import (
     Make,
@@ -47,8 +45,6 @@ from tests.simulation.cluster.zookeeper import (
     VirtualZooKeeper,
 )
 
-NO_EPOCH = -1
-READ_MOST = 50
 ACKS_ALL = -1
 BROKERS = "/ids/"
 HAND_OVER_MS = 1_500
@@ -112,6 +108,7 @@ class Broker(LoopProcess):
         self.was_clean = False
         self.network, self._zookeeper, self.rules, self.truth = network, zookeeper, rules, truth
         self.fetching = Fetching(self)
+        self.leading = Leading(self)
         self.office = ControllerOffice(self)
         self.assignment = Assignment(self)
         self.failed = FailedLogs(self)
@@ -134,7 +131,7 @@ class Broker(LoopProcess):
         self.fetching.forget()
         self.office.forget()
         self.assignment.forget()
-        self._session: Session | None = None
+        self.session: Session | None = None
         self._last_pong_ms = 0
         self.clock_shift_ms = 0
         """How far somebody has set this machine's clock; the steady one knows nothing of it."""
@@ -161,7 +158,7 @@ class Broker(LoopProcess):
             self.loop.run(self._start_coordinators)
         self._connect()
         self.later(self.rules.session_timeout_ms / 3, self._ping)
-        self.later(self.rules.max_lag_ms / 2, self._check_in_sync_sets)
+        self.later(self.rules.max_lag_ms / 2, self.leading.check_in_sync_sets)
         self.later(self.world.rng.randint(50, 400), self._housekeep)
 
     def _new_replica(self) -> Replica:
@@ -178,8 +175,8 @@ class Broker(LoopProcess):
         """The process is gone; with `power`, also what was not flushed."""
         self.world.note(f"{self.name} {'loses power' if power else 'is killed'}")
         self.was_clean = False
-        if self._session is not None:
-            self._session.close()
+        if self.session is not None:
+            self.session.close()
         self.end()
         for log in self.logs.values():
             if power:
@@ -234,8 +231,8 @@ class Broker(LoopProcess):
             self.checkpoints[number] = self.replicas[number].high_watermark
         if self.coordinators is not None:
             self.loop.run(self.coordinators.unload)
-        if self._session is not None:
-            self._session.leave()
+        if self.session is not None:
+            self.session.leave()
         self.end()
         if not self.was_clean:
             for log in self.logs.values():
@@ -245,13 +242,13 @@ class Broker(LoopProcess):
     # -- the session ---------------------------------------------------------------------------------
 
     def _connect(self) -> None:
-        self._session = self._zookeeper.connect(self, self.on_watch, self._on_expired, self._on_pong)
+        self.session = self._zookeeper.connect(self, self.on_watch, self._on_expired, self._on_pong)
         self._last_pong_ms = self.world.now_ms
         self._read_everything(self._on_first_picture)
 
     def _ping(self) -> None:
-        if self._session is not None:
-            self._session.ping()
+        if self.session is not None:
+            self.session.ping()
         self.later(self.rules.session_timeout_ms / 3, self._ping)
 
     def _on_pong(self) -> None:
@@ -265,7 +262,7 @@ class Broker(LoopProcess):
         return self.world.now_ms - self._last_pong_ms > self.rules.session_timeout_ms * 2 / 3
 
     def _on_expired(self) -> None:
-        session = self._session
+        session = self.session
         if session is None or not session.is_over:
             return
         self.world.note(f"{self.name} learns that its session is lost")
@@ -278,12 +275,12 @@ class Broker(LoopProcess):
 
     def ask(self, work: Callable[[VirtualZooKeeper], Any], answer: Callable[[Any], None]) -> None:
         """A request whose answer counts only within the same session."""
-        session = self._session
+        session = self.session
         if session is None:
             return
 
         def answered(result: Any) -> None:
-            if self._session is session:
+            if self.session is session:
                 answer(result)
 
         session.ask(work, answered)
@@ -463,7 +460,7 @@ class Broker(LoopProcess):
                         self.coordinators.lost(number)
                 self.fetching.fetch(number)
             case Transition.CONTINUE:
-                self._in_sync_set_changed(number)
+                self.in_sync_set_changed(number)
             case Transition.IGNORE:
                 return
 
@@ -491,7 +488,7 @@ class Broker(LoopProcess):
         """Who waits for the partition's high watermark gets no answer from here."""
         self._waiting[number].clear()
 
-    def _in_sync_set_changed(self, number: int) -> None:
+    def in_sync_set_changed(self, number: int) -> None:
         self.advance(number)
         if not self.replicas[number].has_enough_in_sync:
             self.waiting_appends[number].dismiss(NotEnoughReplicasAfterAppend("too few are left in sync"))
@@ -535,138 +532,6 @@ class Broker(LoopProcess):
         if replica.role is Role.LEADER:
             span = replica.high_watermark - log.start_offset
             log.advance_start(log.start_offset + int(span * share))
-
-    # -- the leader's side of replication ------------------------------------------------------------
-
-    def on_fetch(
-        self,
-        number: int,
-        follower: Broker,
-        broker_epoch: int,
-        leader_epoch: int,
-        offset: int,
-        start_offset: int,
-        last_epoch: int,
-        token: int,
-    ) -> None:
-        replica, log = self.replicas[number], self.logs[number]
-
-        def reply(records: list[Stored] | None = None, **fields: Any) -> None:
-            answer = following.Answer(
-                leader_epoch,
-                offset,
-                last_epoch,
-                high_watermark=replica.high_watermark,
-                log_start_offset=log.start_offset,
-                **fields,
-            )
-            self.network.send(
-                self.name,
-                follower,
-                follower.fetching.on_answer,
-                number,
-                token,
-                FetchAnswer(answer, records or []),
-            )
-
-        try:
-            progress = replica.check_follower(follower.id, leader_epoch, broker_epoch)
-            if last_epoch != NO_EPOCH and offset >= log.start_offset:
-                epoch, end = log.epochs.end_offset_for(last_epoch, log.end_offset)
-                if epoch == NO_EPOCH:
-                    raise OffsetOutOfRange(f"leader epoch {last_epoch} is not known here")
-                if epoch < last_epoch or end < offset:
-                    reply(diverging=(epoch, end))
-                    return
-            if not log.start_offset <= offset <= log.end_offset:
-                raise OffsetOutOfRange(f"offset {offset}")
-        except KafkaError as error:
-            reply(error_code=error.code)
-            return
-        progress.fetched(offset, start_offset, log.end_offset, self.world.now_ms, broker_epoch)
-        if follower.id not in replica.isr:
-            change = replica.expansion_due(follower.id)
-            if change is not None:
-                self._change_in_sync_set(number, change)
-        self.advance(number)
-        reply(log.read(offset, log.end_offset, READ_MOST))
-
-    def on_bounds(self, number: int, follower: Broker, leader_epoch: int, token: int) -> None:
-        replica, log = self.replicas[number], self.logs[number]
-        if replica.role is Role.LEADER and replica.leader_epoch == leader_epoch:
-            self.network.send(
-                self.name,
-                follower,
-                follower.fetching.on_leader_bounds,
-                number,
-                token,
-                log.start_offset,
-                log.end_offset,
-            )
-
-    def _check_in_sync_sets(self) -> None:
-        for number, replica in self.replicas.items():
-            if replica.role is Role.LEADER and replica.followers:
-                self.advance(number)
-                change = replica.shrink_due(self.logs[number].end_offset, self.world.now_ms)
-                if change is not None:
-                    self._change_in_sync_set(number, change)
-        self.later(self.rules.max_lag_ms / 2, self._check_in_sync_sets)
-
-    def _change_in_sync_set(self, number: int, change: IsrChange) -> None:
-        self.replicas[number].begin(change)
-        self._write_in_sync_set(number, change)
-
-    def _write_in_sync_set(self, number: int, change: IsrChange) -> None:
-        """Until it is certain what became of it; a session that ends leaves that open."""
-        replica = self.replicas[number]
-        if replica.pending is not change:
-            return
-        if self.is_suspended or self._session is None or self._session.is_over:
-            self.later(50, self._write_in_sync_set, number, change)
-            return
-        path, session = f"{STATES}{number}", self._session
-        if self.logs[number].is_offline:
-            raise Violation(f"{self.name} changes the in-sync set of {number}, whose log has failed")
-
-        def write(zookeeper: VirtualZooKeeper) -> Any:
-            standing = zookeeper.read(path)
-            if (
-                standing is not None
-                and standing[1] == change.state.version + 1
-                and standing[0] == change.state
-            ):
-                return standing[1]
-            replicas = assigned_now(zookeeper, self.rules.replicas)[number].replicas
-            if not change.fits(replicas):
-                return replicas
-            zookeeper.commit([Set(path, change.state, change.state.version)])
-            return change.state.version + 1
-
-        def answered(result: Any) -> None:
-            if isinstance(result, Refused):
-                return
-            if isinstance(result, tuple):
-                replica.wants(change, result)
-                return
-            self.world.note(f"{self.name} sets the in-sync set of {number} to {change.state.isr}")
-            known = self.states.get(number)
-            if known is None or known[1] < result:
-                self.states[number] = (change.state, result)
-            if self.rules.has_moves:  # the watch brings nothing new; other histories stay as they were found
-                self.office.wake()
-            if replica.written(change, result):
-                self._in_sync_set_changed(number)
-
-        self.ask(write, answered)
-
-        def look_again() -> None:
-            if replica.pending is change and self._session is not session:
-                self._write_in_sync_set(number, change)
-            elif replica.pending is change:
-                self.later(self.rules.session_timeout_ms, look_again)
-
-        self.later(self.rules.session_timeout_ms, look_again)
 
     # -- disk ----------------------------------------------------------------------------------------
 

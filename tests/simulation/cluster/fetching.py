@@ -53,7 +53,7 @@ class Fetching:
         broker.network.send(
             broker.name,
             leader,
-            leader.on_fetch,
+            leader.leading.on_fetch,
             number,
             broker,
             own_epoch,
@@ -95,7 +95,7 @@ class Fetching:
                     broker.network.send(
                         broker.name,
                         leader,
-                        leader.on_bounds,
+                        leader.leading.on_bounds,
                         number,
                         broker,
                         replica.leader_epoch,
