@@ -290,7 +290,7 @@ def _reconcile(spark: SparkSession, run: Run, after: Commit, cells: RunCells) ->
     doubts = unread_of(cells.notes(tail=True), run.captured.vanished_ms)
     foreign = [name for name, each in run.config.aggregates().items() if each.mirror == "foreign"]
     arrivals: dict[str, Mapping[ClusterPartition, Passage]] = {}
-    with failing_in_one_line():
+    with failing_in_one_line(run.state):
         for name in foreign:
             arrivals[name] = arrival_passages(cells.all(), run.captured.pins, run.config.sources(), name)
     before = run.before.verdicts if run.only is None else None

@@ -11,8 +11,9 @@ is made whole under its number, if that is free (`state_files` says how on each 
 ran at once, one commits and the other stops. Each run writes its facts and rows anew, so an audit every ten
 minutes would keep them 144 times in a day: `sweep` removes commits older than an hour, all but the last two,
 with what they alone name (`explain`, or a run that began before, may still read what the last hour's name).
-Files of a job that died are named by no commit and go a day after the last of them was written. The content
-is guarded by a CRC; a damaged newest commit is an error, never silently an older state.
+Files of a job that died are named by no commit and go a day after the last of them was written. A commit's
+content is guarded by a CRC, and Parquet's pages by theirs, which everyone who reads them looks at (Spark's
+writer makes them, too): what is damaged is an error, never silently an older state.
 
 An older state is read as it is, and the next run writes the newest version; VERSIONS says what each added. A
 version that this program does not know is refused, whatever is in it.
@@ -223,8 +224,28 @@ class StateFolder:
             if file not in listed[folder]:
                 raise StateDamaged(
                     f"{self.where}/{name} is not there, and run {commit.number} of the audit needs it; "
-                    f"restore it, or move {self.where}/{_commit_name(commit.number)} away to go back one run"
+                    f"{self.way_back(name)}"
                 )
+
+    def way_back(self, name: str) -> str:
+        """What to do about a file that is not there, or cannot be believed: which runs need it decides."""
+        needing: list[int] = []
+        try:
+            numbers = self._numbers()
+            for number in reversed(numbers):
+                if name not in self.read(number).files():
+                    break
+                needing.append(number)
+        except (MillraceError, OSError):
+            return "restore it"  # nobody knows which runs do without it
+        if not needing:
+            return "restore it"
+        if len(needing) == len(numbers):
+            return "restore it, or name another folder as state to begin anew: every run on record needs it"
+        first = f"{self.where}/{_commit_name(needing[-1])}"
+        if len(needing) > 1:
+            return f"restore it, or move {first} and all later ones away to go back {len(needing)} runs"
+        return f"restore it, or move {first} away to go back one run"
 
     def _require_unused(self) -> None:
         """Without any commit only a first run that died can have left files: of a later one it is a state
@@ -271,18 +292,18 @@ class StateFolder:
         try:
             source = local / name if local is not None else io.BytesIO(self.files.read(name))
             if wanted is None:
-                return pq.ParquetFile(source).read()
-            return pq.read_table(source, filters=wanted, partitioning=None)
+                return pq.ParquetFile(source, page_checksum_verification=True).read()
+            return pq.read_table(source, filters=wanted, partitioning=None, page_checksum_verification=True)
         except (OSError, pa.ArrowException) as problem:
             raise StateDamaged(
                 f"{self.where}/{name} cannot be read ({' '.join(str(problem).split())[:200]}); "
-                "restore it, or move the newest commit away to go back one run"
+                f"{self.way_back(name)}"
             ) from problem
 
     def write_table(self, name: str, table: pa.Table) -> None:
         """A new Parquet file, durable before any commit names it."""
         buffer = io.BytesIO()
-        pq.write_table(table, buffer, compression="zstd")
+        pq.write_table(table, buffer, compression="zstd", write_page_checksum=True)
         self.files.write(name, buffer.getvalue())
 
     def sweep(self, commit: Commit, now_s: float | None = None) -> None:

@@ -189,7 +189,7 @@ class _reading:
     def __enter__(self) -> pq.ParquetFile:
         try:
             source = self._copy or self._state.files.source(self._name)
-            self._file = pq.ParquetFile(source, pre_buffer=False)
+            self._file = pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
         except MillraceError:
             raise
         except (OSError, pa.ArrowException) as problem:
@@ -204,7 +204,7 @@ class _reading:
     def _damaged(self, problem: BaseException) -> StateDamaged:
         return StateDamaged(
             f"{self._where} cannot be read ({' '.join(str(problem).split())[:200]}); "
-            "restore it, or move the newest commit away to go back one run"
+            f"{self._state.way_back(self._name)}"
         )
 
 

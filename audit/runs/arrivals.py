@@ -9,8 +9,9 @@ before they are reconciled one by one.
 
 What must stay true:
 
-- the rule itself is `passage_by_arrivals`: a cell of which all arrived proves its last offset, one of which
-  some arrived its first, and what stands at several offsets proves nothing;
+- the rule itself is `passage_by_arrivals`, by columns (`furthest_arrivals`): a cell of which all arrived
+  proves its last offset, one of which some arrived its first, and what stands at several offsets proves
+  nothing;
 - only the topic that the partition has now is spoken of: in one that was deleted and made anew, offsets begin
   again, and an arrival from the old one has passed nothing of the new;
 - a partition from which nothing arrived is named with offset 0: all of it is in flight. Lag is never a loss.
@@ -22,7 +23,7 @@ missing at the very end of a partition stays IN FLIGHT until a later record arri
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -30,11 +31,12 @@ from pyspark.sql.functions import col
 from pyspark.sql.functions import max as greatest
 
 from millrace.audit.config import audited_topic
-from millrace.audit.reconciliation.reconcile import ClusterPartition, Passage, passage_by_arrivals
-from millrace.audit.reconciliation.tier_reading import arrivals_of
+from millrace.audit.reconciliation.reconcile import ClusterPartition, Passage
 from millrace.audit.runs.partition_pins import PartitionPin
-from millrace.audit.scanning.cell_rows import cells_of
-from millrace.audit.scanning.cells import Cell
+
+if TYPE_CHECKING:  # compiled loops, which only who looks at cells needs
+    from millrace.audit.scanning.furthest_arrivals import FoundPassage
+    from millrace.audit.scanning.stream_cells import StreamCells
 
 _DDL = "cluster string, topic string, partition int, topic_id string, next_offset bigint"
 _SCHEMA = pa.schema(
@@ -46,10 +48,6 @@ _SCHEMA = pa.schema(
         ("next_offset", pa.int64()),
     ]
 )
-_NAME_END = "\0"  # in no topic's name
-
-FoundPassage = tuple[str, str, int, str, int]
-"""(cluster, topic, partition, topic id, next offset)"""
 
 
 def arrival_passages(
@@ -63,7 +61,9 @@ def arrival_passages(
     clusters = sorted(sources)
 
     def rows_of(table: pa.Table) -> pa.Table:
-        found = list(stream_passages(cells_of(table), clusters, aggregate))
+        from millrace.audit.scanning.stream_cells import StreamCells
+
+        found = list(stream_passages(StreamCells(table), clusters, aggregate))
         columns = zip(*found, strict=True) if found else ([] for _ in _SCHEMA)
         return pa.table([list(column) for column in columns], schema=_SCHEMA)
 
@@ -80,24 +80,14 @@ def arrival_passages(
     return of_pinned((pin for pin in pins if pin.cluster in sources), told)
 
 
-def stream_passages(
-    cells: Iterable[Cell], sources: Collection[str], aggregate: str
-) -> Iterator[FoundPassage]:
+def stream_passages(cells: StreamCells, sources: Collection[str], aggregate: str) -> Iterator[FoundPassage]:
     """What one stream's arrivals tell. Topics of one name and different ids are kept apart, and topics of
     different names: one may hold copies of the other's records. Pure."""
-    by_topic: dict[str, list[Cell]] = {}
-    for cell in cells:
-        by_topic.setdefault(audited_topic(cell.topic), []).append(cell)
-    for together in by_topic.values():
-        arrived = arrivals_of(cell for cell in together if cell.cluster == aggregate)
-        upstream = [
-            replace(cell, topic=f"{cell.topic}{_NAME_END}{cell.topic_id}")
-            for cell in together
-            if cell.cluster in sources
-        ]
-        for (cluster, topic, partition), passage in passage_by_arrivals(upstream, arrived).items():
-            name, _, topic_id = topic.partition(_NAME_END)
-            yield cluster, name, partition, topic_id, passage.next_offset
+    from millrace.audit.scanning.furthest_arrivals import furthest_arrivals
+
+    for topic in sorted({audited_topic(place) for _, place in cells.places}):
+        together = cells.of_topic(topic)
+        yield from furthest_arrivals(together.of_clusters(list(sources)), together.of_clusters([aggregate]))
 
 
 def of_pinned(pins: Iterable[PartitionPin], found: Iterable[FoundPassage]) -> dict[ClusterPartition, Passage]:

@@ -37,7 +37,8 @@ def read_notes(files: Sequence[Path]) -> pa.Table:
     """Rows that are no cells; of what files hold, only a part is in memory at a time."""
     found = [NOTE_SCHEMA.empty_table()]
     for path in files:
-        for batch in pq.ParquetFile(path).iter_batches(_ROWS_AT_ONCE, columns=NOTE_SCHEMA.names):
+        file = pq.ParquetFile(path, page_checksum_verification=True)
+        for batch in file.iter_batches(_ROWS_AT_ONCE, columns=NOTE_SCHEMA.names):
             rows = pa.Table.from_batches([batch])
             found.append(rows.filter(pc.is_valid(rows["note"])).cast(NOTE_SCHEMA))
     return pa.concat_tables(found)

@@ -56,6 +56,11 @@ class StreamCells:
         return cells_of(self._rows)
 
     @property
+    def rows(self) -> pa.Table:
+        """Columns of `CELL_SCHEMA`."""
+        return self._rows
+
+    @property
     def stream(self) -> str:
         return str(self._rows["stream"][0].as_py())
 
@@ -83,6 +88,25 @@ class StreamCells:
         return StreamCells(
             self._rows.filter(pc.is_in(self._rows["topic"], value_set=pa.array(wanted, pa.string())))
         )
+
+    def of_clusters(self, clusters: Collection[str]) -> StreamCells:
+        """Those of these clusters."""
+        theirs = pc.is_in(self._rows["cluster"], value_set=pa.array(clusters, pa.string()))
+        return StreamCells(self._rows.filter(theirs))
+
+    def held_twice(self) -> BitMap64:
+        """The sequences that more than one of the cells hold, of whichever place and window."""
+        if not len(self):
+            return BitMap64()
+        rows, count = self._rows, self._rows.num_rows
+        for name, value in (("tier", ""), ("window_start_ms", 0), ("again", None)):
+            at = rows.schema.get_field_index(name)
+            kind = rows.schema.field(at)
+            same = (
+                pa.nulls(count, kind.type) if value is None else pa.repeat(pa.scalar(value, kind.type), count)
+            )
+            rows = rows.set_column(at, kind, same)
+        return StreamCells(rows).seen()[""][0].repeats.sequences
 
     def as_one_tier(self, tier: str, clusters: Collection[str]) -> StreamCells:
         """The same, those of these clusters in the tier of this name."""

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,7 +23,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.functions import col, lit
 
 from millrace.audit.config import AuditConfig
-from millrace.audit.keeping.state import StateFolder
+from millrace.audit.keeping.state import ROOMS, StateFolder
 from millrace.audit.keeping.uniting import ASKED, PLAN_DDL, fold_plan, proven_windows
 from millrace.audit.keeping.upkeep import PRUNED, late_row
 from millrace.audit.keeping.verdict_files import RowFiles, line_files, pruned_files, row_files
@@ -46,8 +47,8 @@ from millrace.audit.spark import connector_reader
 from millrace.audit.spark.read_meter import ReadMeter
 from millrace.audit.spark.row_layout import DAY_MS, by_day, spread, stretch_hours
 from millrace.audit.spark.shared_state import CellsIncomplete, require_shared, rows_in
-from millrace.audit.spark.spark_failures import one_line
-from millrace.audit.spark.spark_session import session_cores
+from millrace.audit.spark.spark_failures import UNREADABLE, one_line
+from millrace.audit.spark.spark_session import is_elastic, session_cores
 from millrace.audit.spark.spark_source import read_pinned
 from millrace.audit.spark.task_plan import OffsetRange, ranges_option, shuffle_count_of, task_count_of
 from millrace.broker.errors import DiskFull, MillraceError
@@ -55,6 +56,12 @@ from millrace.broker.errors import DiskFull, MillraceError
 FOLDED_FILE_BYTES = 128 << 20
 _FOLDED = "-folded"
 _DISK_FULL = ("No space left on device", "Disk quota exceeded")
+_WHOLE = {
+    "ignoreCorruptFiles": False,
+    "ignoreMissingFiles": False,
+    "parquet.page.verify-checksum.enabled": True,
+}
+"""How the state's files are read."""
 
 
 class RunCells:
@@ -77,6 +84,7 @@ class RunCells:
         self.facts = facts
         self._work = work
         self._notes: pa.Table | None = None
+        self._least: int | None = None
 
     def count(
         self,
@@ -91,14 +99,18 @@ class RunCells:
         CellsIncomplete.
         """
         self._spread(0)  # a cluster's session is set to Spark's own 200 parts until then
-        if not any(each.size for each in ranges):
-            return
+        if any(each.size for each in ranges):
+            self._scan(config, ranges, meter)
+        self._spread(self._size_of([*self._kept, *self.new_files()]))
+
+    def _scan(self, config: AuditConfig, ranges: Sequence[OffsetRange], meter: ReadMeter | None) -> None:
+        cores, elastic = session_cores(self._spark), is_elastic(self._spark)
         options = {
             **cluster_options(config),
             "ranges": ranges_option(ranges),
             "window": f"{config.window_ms}ms",
             "digest": "true" if config.content else "false",
-            "tasks": str(task_count_of(ranges, session_cores(self._spark))),
+            "tasks": str(task_count_of(ranges, cores, elastic=elastic)),
         }
         through_connector = config.reader == "spark-kafka"
         read = connector_reader.read_through_connector if through_connector else read_pinned
@@ -120,7 +132,7 @@ class RunCells:
     ) -> list[str]:
         """Write a folder of Parquet; returns its files when they hold every row that was written."""
         seen = Observation("rows")
-        with failing_in_one_line():
+        with failing_in_one_line(self._state):
             counted = rows.observe(seen, f.count(lit(1)).alias("rows"))
             laid(counted).parquet(self._state.files.uri(folder))
         files = self._state.files_in(folder)
@@ -128,7 +140,7 @@ class RunCells:
         if local is not None:
             found = rows_in([local / name for name in files])
         else:
-            with failing_in_one_line():
+            with failing_in_one_line(self._state):
                 found = self._read(files).count() if files else 0
         require_shared(self._state.where, seen.get["rows"], found, what)
         self._state.files.flush(files)
@@ -150,7 +162,7 @@ class RunCells:
             if local is not None:
                 self._notes = read_notes([local / name for name in files])
             elif files:
-                with failing_in_one_line():
+                with failing_in_one_line(self._state):
                     self._notes = (
                         self._read(files)
                         .filter(col("note").isNotNull())
@@ -177,7 +189,7 @@ class RunCells:
         """These files' rows; all of them, also where Spark is set to pass over what it cannot read."""
         if not names:
             return self._spark.createDataFrame([], ddl)
-        every = self._spark.read.options(ignoreCorruptFiles=False, ignoreMissingFiles=False)
+        every = self._spark.read.options(**_WHOLE)
         return every.schema(ddl).parquet(*(self._state.files.uri(name) for name in names))
 
     def reconcile(self, reconciler: Reconciler, verdicts: Sequence[str] | None) -> RowFiles:
@@ -197,7 +209,7 @@ class RunCells:
 
         size = self._size_of([*self._kept, *self.new_files(), *row_files(verdicts or ())])
         self._spread(size)
-        with failing_in_one_line():
+        with failing_in_one_line(self._state):
             told = self._told(reconciler.topics, verdicts or ())
             cells = self.all().groupBy("stream")
             rows = cells.cogroup(told.groupBy("stream")).applyInArrow(rows_of, NUMBERED_DDL)
@@ -242,9 +254,11 @@ class RunCells:
     def _spread(self, size: int) -> None:
         """Have Spark shuffle so many bytes into as many parts as they need."""
         setting = "spark.sql.shuffle.partitions"
-        asked = self._spark.conf.getAll.get(setting)
-        least = int(asked) if asked else session_cores(self._spark)
-        self._spark.conf.set(setting, str(shuffle_count_of(size, least)))
+        if self._least is None:
+            asked = self._spark.conf.getAll.get(setting)
+            self._least = int(asked) if asked else session_cores(self._spark)
+        count = shuffle_count_of(size, self._least, elastic=is_elastic(self._spark))
+        self._spark.conf.set(setting, str(count))
 
     def windows_of_tail(self) -> set[tuple[str, int]]:
         """{(stream, window start)} of cells that the next run reads again."""
@@ -252,7 +266,7 @@ class RunCells:
         if not new:
             return set()
         tail = self._read(new).filter(col("tail") & col("note").isNull())
-        with failing_in_one_line():
+        with failing_in_one_line(self._state):
             found = tail.select("stream", "window_start_ms").distinct().toArrow().to_pylist()
         return {(row["stream"], row["window_start_ms"]) for row in found}
 
@@ -391,9 +405,16 @@ def cluster_options(config: AuditConfig) -> dict[str, str]:
     }
 
 
+def _name_of(uri: str) -> str:
+    """Of a file of the state, as Spark names it."""
+    path = unquote(uri)
+    return path[max(path.rfind(f"/{room}/") for room in ROOMS) + 1 :]
+
+
 @contextlib.contextmanager
-def failing_in_one_line() -> Iterator[None]:
-    """Turn a failed Spark action into the line that its Python worker raised."""
+def failing_in_one_line(state: StateFolder | None = None) -> Iterator[None]:
+    """Turn a failed Spark action into the line that its Python worker raised; for a file of the `state` that
+    Spark could not read, with the way back."""
     try:
         yield
     except (PySparkException, Py4JJavaError) as problem:
@@ -405,4 +426,6 @@ def failing_in_one_line() -> Iterator[None]:
         line = one_line(problem)
         if line is None:
             raise
+        if state is not None and line.endswith(UNREADABLE):
+            line = f"{line}; {state.way_back(_name_of(line.removesuffix(UNREADABLE)))}"
         raise MillraceError(line) from problem

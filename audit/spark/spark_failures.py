@@ -12,6 +12,9 @@ import re
 WORKER_ERRORS = ("ClusterUnreachable", "AccessRefused", "ConfigError", "UnsupportedVersion")
 """Our own errors, whose text is such a line already."""
 
+UNREADABLE = " cannot be read"
+"""Behind the name of a file of the state's; `spark_cells` says what to do."""
+
 _PYTHON = "spark.pyspark.python (audit.yaml: spark) or PYSPARK_PYTHON names the one to use"
 _CURE = f"for its Python, or send them along (millrace audit package); {_PYTHON}"
 
@@ -74,7 +77,7 @@ _KNOWN: tuple[tuple[str, str], ...] = (
     ),
     (
         r"FAILED_READ_FILE\S* Encountered error while reading file (\S+?)\.?\s",
-        "{0} cannot be read; restore it, or move the newest commit away to go back one run",
+        f"{{0}}{UNREADABLE}",
     ),
 )
 

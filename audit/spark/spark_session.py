@@ -39,11 +39,11 @@ from millrace.broker.errors import JavaMissing, MillraceError
 from millrace.broker.protocol.address import Address
 
 LOCAL = "local[*]"
+MOST_EXECUTORS = 1_000  # more is no number that anybody counts on
 DRIVER_MEMORY = "1g"  # the driver's JVM only moves cells and verdicts; records never enter it
 MINIMUM_JAVA = 17
 EXECUTOR_TIMEOUT_S = 120.0  # how long a standalone master may take to give the first executor
 CONNECT_TIMEOUT_S = 5.0
-ELASTIC_CORES = 16  # of a cluster that gives as many executors as there are tasks, without a bound
 
 _MASTERS = re.compile(
     r"local|local\[(\d+|\*)(,\s*\d+)?\]|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|yarn"
@@ -124,25 +124,35 @@ def session_cores(session: SparkSession) -> int:
     """How many tasks run at once in a session that has started.
 
     A cluster's executors come one by one: those that are there are counted, unless more were asked for (YARN,
-    Kubernetes). With dynamic allocation Spark asks for as many as there are tasks, so it is as many as it may
-    ask for, and at least ELASTIC_CORES.
+    Kubernetes), or may be asked for (dynamic allocation with a bound).
     """
     context = session.sparkContext
     cores = core_count(context.master or "")
     if cores is not None:
         return cores
     conf = context.getConf()
-
-    def number(name: str, absent: int) -> int:
-        text = conf.get(name, "")
-        return int(text) if text and text.isdigit() else absent
-
-    each = number("spark.executor.cores", 1)
-    running = int(context.defaultParallelism)
+    each, running = _number(conf, "spark.executor.cores", 1), int(context.defaultParallelism)
     if conf.get("spark.dynamicAllocation.enabled") != "true":
-        return max(running, each * number("spark.executor.instances", 0))
-    most = number("spark.dynamicAllocation.maxExecutors", 0)
-    return max(running, each * most if most else ELASTIC_CORES)
+        return max(running, each * _number(conf, "spark.executor.instances", 0))
+    most = _number(conf, "spark.dynamicAllocation.maxExecutors", 0)
+    return max(running, each * most if most <= MOST_EXECUTORS else 0)
+
+
+def is_elastic(session: SparkSession) -> bool:
+    """Whether the session gets as many executors as it has tasks for, without a bound that means anything."""
+    context = session.sparkContext
+    if core_count(context.master or "") is not None:
+        return False
+    conf = context.getConf()
+    if conf.get("spark.dynamicAllocation.enabled") != "true":
+        return False
+    most = _number(conf, "spark.dynamicAllocation.maxExecutors", 0)
+    return most == 0 or most > MOST_EXECUTORS
+
+
+def _number(conf: SparkConf, name: str, absent: int) -> int:
+    text = conf.get(name, "")
+    return int(text) if text and text.isdigit() else absent
 
 
 class SparkBeside:

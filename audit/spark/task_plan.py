@@ -17,10 +17,12 @@ from itertools import pairwise
 
 TASKS_PER_CORE = 2
 LEAST_TASK_RECORDS = 200_000  # about half a second's work
+ELASTIC_TASK_RECORDS = 10_000_000  # some seconds' work: what an executor is worth being started for
 MOST_TASK_RECORDS = 100_000_000
 RECORD_WORK = 100  # counting a record costs about as much as receiving and checking 100 bytes
 USUAL_RECORD_BYTES = 200  # where nothing is known
 SHUFFLED_BYTES = 16 << 20  # of Parquet in one part of a shuffle: about a million cells of one record
+ELASTIC_SHUFFLED_BYTES = 2 << 20  # where there is an executor for each part
 UNEVEN = 0.05  # a task may be this much above the average, if that saves a cut
 
 
@@ -63,24 +65,28 @@ def planned_bytes(ranges: Sequence[OffsetRange]) -> float:
     return sum(work - each.size * RECORD_WORK for each, work in _weighed(ranges, USUAL_RECORD_BYTES))
 
 
-def task_count_of(ranges: Sequence[OffsetRange], core_count: int) -> int:
+def task_count_of(ranges: Sequence[OffsetRange], core_count: int, *, elastic: bool = False) -> int:
     """How many tasks to plan: a small read is not cut finer than it is worth, a large one into two a core (to
-    even out what estimates miss), and none is so long that doing it again would hurt."""
-    return _task_count(sum(work for _, work in _weighed(ranges, USUAL_RECORD_BYTES)), core_count)
+    even out what estimates miss), and none is so long that doing it again would hurt. An `elastic` cluster
+    brings cores where there are tasks: there the work decides, too."""
+    work = sum(work for _, work in _weighed(ranges, USUAL_RECORD_BYTES))
+    most = ELASTIC_TASK_RECORDS if elastic else MOST_TASK_RECORDS
+    return _task_count(work, core_count, most)
 
 
-def shuffle_count_of(byte_count: int, least: int) -> int:
+def shuffle_count_of(byte_count: int, least: int, *, elastic: bool = False) -> int:
     """Into how many parts cells of so many bytes of Parquet are shuffled: a worker's part stays the same
     however much there is. `least` is what Spark is set to."""
-    return max(least, -(-byte_count // SHUFFLED_BYTES))
+    return max(least, -(-byte_count // (ELASTIC_SHUFFLED_BYTES if elastic else SHUFFLED_BYTES)))
 
 
-def _task_count(work: float, core_count: int) -> int:
+def _task_count(work: float, core_count: int, most_records: int) -> int:
     record_work = USUAL_RECORD_BYTES + RECORD_WORK
     worthwhile = max(1, int(work // (LEAST_TASK_RECORDS * record_work)))
+    at_least = max(1, int(-(-work // (most_records * record_work))))
     if worthwhile < TASKS_PER_CORE * core_count:
-        return min(worthwhile, core_count)
-    return max(TASKS_PER_CORE * core_count, int(-(-work // (MOST_TASK_RECORDS * record_work))))
+        return max(min(worthwhile, core_count), at_least)
+    return max(TASKS_PER_CORE * core_count, at_least)
 
 
 def _weighed(ranges: Sequence[OffsetRange], usual_bytes: float = 0.0) -> list[tuple[OffsetRange, float]]:

@@ -58,7 +58,8 @@ from millrace.audit.runs.untrusted import doubts_of
 from millrace.audit.runs.watermarks import watermarks_of
 from millrace.audit.scanning import stream_cells
 from millrace.audit.scanning.cell_notes import counts_of, unaudited_of, united_notes, unread_of
-from millrace.audit.scanning.cell_rows import CELL_SCHEMA, NOTE_UNTRUSTED, cells_of
+from millrace.audit.scanning.cell_rows import CELL_SCHEMA, NOTE_UNTRUSTED
+from millrace.audit.scanning.stream_cells import StreamCells
 from millrace.audit.spark.read_options import parse_options
 from millrace.audit.spark.spark_cells import folded, unpruned
 from millrace.audit.spark.task_plan import ranges_option
@@ -566,9 +567,8 @@ class Audit:
         for name, cluster in config.aggregates().items():
             if cluster.mirror == "foreign":
                 sources = set(config.sources())
-                by_stream: dict[str, list] = {}
-                for cell in cells_of(cells):
-                    by_stream.setdefault(cell.stream, []).append(cell)
-                told = [each for own in by_stream.values() for each in stream_passages(own, sources, name)]
+                streams = cells["stream"].drop_null().unique().to_pylist()
+                by_stream = [StreamCells(cells.filter(pc.equal(cells["stream"], each))) for each in streams]
+                told = [each for own in by_stream if len(own) for each in stream_passages(own, sources, name)]
                 arrivals[name] = of_pinned([pin for pin in captured.pins if pin.cluster in sources], told)
         return reconciler_of(config, captured, [*commit.unread, *doubts], captured.taken_ms, arrivals)

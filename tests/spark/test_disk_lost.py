@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -167,6 +169,9 @@ def test_what_was_acknowledged_and_never_carried_is_named_when_a_disk_is_lost(
     # One that had looked before knows that the log was cut, and nobody can tell it what stood there since.
     assert after["losses"] == [] and after["counts"]["unknown"] == LOST and after["status"] == 2
     assert [each["reason"] for each in after["reasons"]] == ["part of tier ewr could not be read: truncated"]
+    details = pq.read_table(Path(watching.report) / "reconciliation.parquet")["detail"].to_pylist()
+    doubted = [each for detail in details for each in json.loads(detail).get("unknown", ())]
+    assert set(numbers(doubted)) == lost
 
     # The topic lives on: what comes now is carried, and nothing of the past is forgotten.
     world.resume(TOPIC, ["ewr"])

@@ -112,7 +112,7 @@ def test_old_proofs_are_folded_away_and_what_comes_late_for_them_is_told_and_not
 ):
     monkeypatch.setattr(verdict_files, "PART_ROWS", 1)  # the driver reads window by window
     # As of rows that are too many for one file: here there is one for each of the four days.
-    monkeypatch.setattr(spark_cells, "shuffle_count_of", lambda size, least: max(4, least))
+    monkeypatch.setattr(spark_cells, "shuffle_count_of", lambda size, least, **_: max(4, least))
     world.config = world.config.model_copy(update={"keep_ms": 10 * DAY_MS})
     world.carry(stream, lose=[15])
     world.position("ewr", 40)

@@ -11,6 +11,7 @@ import shutil
 import threading
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from millrace.audit import explain, job, status
@@ -20,6 +21,7 @@ from millrace.audit.keeping.state import STATE_VERSION, Commit, CommitConflict, 
 from millrace.audit.keeping.state_files import LocalFiles, StatePlaceUnsafe
 from millrace.audit.keeping.verdict_files import row_files
 from millrace.audit.runs import event_reading
+from millrace.audit.scanning.cell_rows import CELL_SCHEMA
 from tests.waiting import patience
 
 pytestmark = pytest.mark.java
@@ -329,6 +331,19 @@ def test_verdicts_that_cannot_be_read_again_are_one_line_and_the_last_good_state
         assert str(path) in failed.problem and "state" in failed.problem
         assert state.latest() == latest
     path.write_bytes(whole)
+    damaged = world.config.state / latest.cells[0]
+    damaged.with_name(f".{damaged.name}.crc").unlink()
+    counts = pq.ParquetFile(damaged).metadata.row_group(0).column(CELL_SCHEMA.get_field_index("count"))
+    content = bytearray(damaged.read_bytes())
+    begin = counts.dictionary_page_offset if counts.has_dictionary_page else counts.data_page_offset
+    last = begin + counts.total_compressed_size - 1
+    content[last] ^= 1
+    damaged.write_bytes(content)
+    failed = audit(world)
+    assert failed.exit_status == 3 and f"{damaged} cannot be read; " in failed.problem
+    assert "name another folder as state to begin anew: every run on record needs it" in failed.problem
+    content[last] ^= 1
+    damaged.write_bytes(content)
     assert audit(world).exit_status == 1
 
 
@@ -363,7 +378,10 @@ def test_a_state_that_lacks_a_file_or_is_newer_is_one_line_and_stays_as_it_is(
         path = place / name
         whole = path.read_bytes()
         path.unlink()
-        failed_by(f"{state.where}/{name} is not there", f"move {state.where}/{commit} away")
+        way = (
+            f"move {state.where}/{commit} away" if name != latest.cells[0] else "every run on record needs it"
+        )
+        failed_by(f"{state.where}/{name} is not there", way)
         path.write_bytes(whole)
     content = json.loads((place / commit).read_text())
     newer = {**content, "commit": {**content["commit"], "version": STATE_VERSION + 1}}

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+from random import Random
+
 import numpy as np
+import pytest
 
 from millrace.audit.reconciliation.reconcile import Passage
+from millrace.audit.reconciliation.tier_reading import arrivals_of, passage_by_arrivals
 from millrace.audit.runs.arrivals import of_pinned, stream_passages
 from millrace.audit.runs.partition_pins import PartitionPin
 from millrace.audit.scanning.cells import Cell
-from tests.cells import encode_bitmaps
+from millrace.audit.scanning.stream_cells import StreamCells
+from tests.cells import encode_bitmaps, table_of
 
 
 def cell(
@@ -48,12 +55,8 @@ def pin(cluster: str = "ewr", partition: int = 0, topic_id: str = "id-1") -> Par
 
 
 def passages(cells: list[Cell], *pins: PartitionPin) -> dict:
-    streams = {each.stream for each in cells}
-    found = [
-        each
-        for stream in streams
-        for each in stream_passages((c for c in cells if c.stream == stream), ["ewr", "jfk"], "agg")
-    ]
+    tables = [table_of(c for c in cells if c.stream == stream) for stream in {c.stream for c in cells}]
+    found = [each for own in tables for each in stream_passages(StreamCells(own), ["ewr", "jfk"], "agg")]
     return of_pinned(pins or [pin()], found)
 
 
@@ -120,3 +123,54 @@ def test_copies_in_another_topic_neither_hide_nor_pass_the_records():
     upstream = [cell("ewr", [1, 2], 0), cell("ewr", [3], 2), cell("ewr", [1, 2, 3], 0, topic="hotels")]
     ahead = [cell("agg", [1, 2], 0), cell("agg", [1, 2, 3], 0, topic="hotels")]
     assert passages([*upstream, *ahead]) == {("ewr", "flights", 0): Passage(2, "id-1")}
+
+
+def any_cells(random: Random, count: int) -> list[Cell]:
+    """One stream's, in all places and windows, of records that are copied, lost, moved and united."""
+    found = []
+    clusters, topics, ids = ("ewr", "jfk", "agg"), ("flights", "hotels"), ("id-1", "id-2")
+    offsets = dict.fromkeys(itertools.product(clusters, topics, ids, (0, 1)), 0)
+    high = random.choice([0, 1]) << 32
+    for number in range(count):
+        place = random.choice(list(offsets))
+        cluster, topic, topic_id, partition = place
+        near = range(3 * number, 3 * number + random.choice([1, 1, 4]))
+        sequences = list(near) if random.random() < 0.7 else random.sample(range(3 * count), 2)
+        told = cell(
+            cluster,
+            [high + 1 + each for each in sequences],
+            offsets[place],
+            partition=partition,
+            topic_id=topic_id,
+            topic=topic,
+            copies=random.choice([0, 0, 0, 1]),
+        )
+        offsets[place] = told.last_offset + 1 + random.choice([0, 0, 5])
+        told = replace(told, window_start_ms=random.choice([0, 0, 0, 60_000, 120_000]))
+        if random.random() < 0.1:
+            told = replace(told, partition=-1, first_offset=-1, last_offset=-1)
+        found.append(told)
+    arrived = [each for each in found if each.cluster != "agg" and random.random() < 0.5]
+    return [*found, *(replace(each, cluster="agg", tier="agg") for each in arrived)]
+
+
+def cell_by_cell(cells: list[Cell]) -> set[tuple]:
+    """What `passage_by_arrivals` says, topics of one name and different ids apart."""
+    told = set()
+    for topic in ("flights", "hotels"):
+        arrived = arrivals_of(each for each in cells if (each.cluster, each.topic) == ("agg", topic))
+        upstream = [each for each in cells if each.cluster != "agg" and each.topic == topic]
+        apart = [replace(each, topic=f"{topic}/{each.topic_id}") for each in upstream]
+        for (cluster, place, partition), passage in passage_by_arrivals(apart, arrived).items():
+            told.add((cluster, *place.split("/"), partition, passage.next_offset))
+    return told
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_columns_say_what_looking_at_each_cell_says(seed: int):
+    random = Random(seed)
+    cells = any_cells(random, random.choice([3, 10, 40, 200]))
+    found = list(stream_passages(StreamCells(table_of(cells)), ["ewr", "jfk"], "agg"))
+    told = {(cluster, topic, id_, partition, at) for cluster, topic, partition, id_, at in found}
+    assert told == cell_by_cell(cells), seed
+    assert len(told) == len(found)

@@ -55,7 +55,7 @@ org.apache.spark.api.python.PythonException: Traceback (most recent call last):
         (
             "SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading file "
             "file:///state/cells/1/a.parquet.  SQLSTATE: KD001\n\tat d",
-            "file:///state/cells/1/a.parquet cannot be read; restore it",
+            "file:///state/cells/1/a.parquet cannot be read",
         ),
         (
             "[PATH_NOT_FOUND] Path does not exist: file:/state/cells/1/a.parquet. SQLSTATE: 42K03",

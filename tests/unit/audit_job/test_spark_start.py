@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +14,8 @@ import pytest
 from millrace.audit.spark import spark_session
 from millrace.audit.spark.spark_daemon import prefer_installed
 from millrace.audit.spark.spark_session import (
-    ELASTIC_CORES,
     core_count,
+    is_elastic,
     is_local,
     relay,
     require_master,
@@ -73,6 +74,14 @@ def test_what_is_no_master_is_one_line_before_any_java_starts(master: str):
 
 def test_cores_of_a_local_master_are_what_its_brackets_say():
     assert (core_count("local"), core_count("local[3]"), core_count("spark://host:7077")) == (1, 3, None)
+    assert core_count("local[*]") == len(os.sched_getaffinity(0))
+
+
+def test_without_a_master_all_cores_of_this_machine_are_taken(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(spark_session.SparkContext, "_active_spark_context", None)
+    monkeypatch.setattr(spark_session, "submitted", dict)
+    assert spark_session.chosen_master(None) == "local[*]"
+    assert spark_session.chosen_master("local[2]") == "local[2]"
 
 
 def session_of(master: str, cores: int, **settings: str) -> Any:
@@ -91,8 +100,10 @@ def session_of(master: str, cores: int, **settings: str) -> Any:
         (96, {}, 96),
         # Four of ten executors are there.
         (8, {"executor_instances": "10", "executor_cores": "2"}, 20),
-        (2, {"dynamicAllocation_enabled": "true"}, ELASTIC_CORES),
+        # As many as there are tasks (`is_elastic`).
+        (2, {"dynamicAllocation_enabled": "true"}, 2),
         (400, {"dynamicAllocation_enabled": "true"}, 400),
+        (2, {"dynamicAllocation_enabled": "true", "dynamicAllocation_maxExecutors": str(2**31 - 1)}, 2),
         (
             2,
             {
@@ -107,6 +118,17 @@ def session_of(master: str, cores: int, **settings: str) -> Any:
 def test_cores_of_a_cluster_are_those_that_its_session_has_or_was_promised(cores, settings, expected):
     assert session_cores(session_of("spark://host:7077", cores, **settings)) == expected
     assert session_cores(session_of("local[3]", cores, **settings)) == 3
+
+
+def test_a_cluster_is_elastic_where_nothing_bounds_what_it_may_ask_for():
+    asking = {"dynamicAllocation_enabled": "true"}
+
+    def elastic(master: str = "yarn", **settings: str) -> bool:
+        return is_elastic(session_of(master, 2, **settings))
+
+    assert elastic(**asking) and elastic(**asking, dynamicAllocation_maxExecutors=str(2**31 - 1))
+    assert not elastic(**asking, dynamicAllocation_maxExecutors="50")
+    assert not elastic() and not elastic("local[2]", **asking)
 
 
 @pytest.mark.parametrize(("master", "set_here"), [("local[3]", "3"), ("yarn", None)])

@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from millrace.audit.keeping import state_files
@@ -104,13 +106,15 @@ def test_a_state_whose_commits_are_gone_is_no_empty_one(tmp_path):
 
 def test_a_file_that_the_commit_names_and_that_is_gone_is_named_with_the_way_back(tmp_path):
     state = StateFolder.open(tmp_path)
+    state.commit(replace(commit(1), events="events/before.parquet"))
+    state.commit(commit(2))
     state.files.write("cells/run/a.parquet", b"")
     with pytest.raises(
-        StateDamaged, match=r"events/run\.parquet is not there, .* move \S+00000001\.json away"
+        StateDamaged, match=r"events/run\.parquet is not there, .* move \S+00000002\.json away to go back one"
     ):
-        state.require_files(commit(1))
+        state.require_files(commit(2))
     state.files.write("events/run.parquet", b"")
-    state.require_files(commit(1))
+    state.require_files(commit(2))
     state.files.remove("cells/run")
     with pytest.raises(StateDamaged, match=r"cells/run/a\.parquet is not there"):
         state.require_files(commit(1))
@@ -425,3 +429,45 @@ def test_the_way_back_one_run_is_open_however_old_that_run_is(tmp_path):
     back = state.latest()
     assert back.number == 1 and (tmp_path / "cells" / "run").exists()
     assert (tmp_path / back.events).exists()
+
+
+def test_a_file_that_is_damaged_inside_is_told_with_the_way_back(tmp_path):
+    """A column of numbers takes every value: only the checksums of its pages tell."""
+    state = StateFolder.open(tmp_path)
+    table = pa.table({"n": pa.array(range(5000), pa.int64())})
+    state.write_table("events/run.parquet", table)
+    state.commit(commit(1))
+    state.commit(replace(commit(2), events="events/new.parquet"))
+    column = pq.ParquetFile(tmp_path / "events/run.parquet").metadata.row_group(0).column(0)
+    path = tmp_path / "events" / "run.parquet"
+    whole = path.read_bytes()
+    begin = column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
+    end = begin + column.total_compressed_size
+    for at in range(end - 2000, end, 97):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        for wanted in (None, pc.field("n") > 3):
+            with pytest.raises(StateDamaged, match=r"events/run.parquet cannot be read \(.*; restore it$"):
+                state.read_table("events/run.parquet", wanted)
+    path.write_bytes(whole)
+    assert state.read_table("events/run.parquet") == table
+
+
+def test_the_way_back_is_to_the_last_run_that_does_without_the_file(tmp_path):
+    state = StateFolder.open(tmp_path)
+    state.commit(commit(1))
+    for number in (2, 3):
+        state.commit(replace(commit(number), cells=["cells/run/a.parquet", "cells/new/a.parquet"]))
+    state.commit(replace(commit(4), events="events/new.parquet", cells=["cells/new/a.parquet"]))
+    commits = f"{tmp_path}/commits"
+    assert (
+        state.way_back("events/new.parquet")
+        == f"restore it, or move {commits}/00000004.json away to go back one run"
+    )
+    assert state.way_back("cells/new/a.parquet") == (
+        f"restore it, or move {commits}/00000002.json and all later ones away to go back 3 runs"
+    )
+    (tmp_path / "commits" / "00000001.json").unlink()
+    assert state.way_back("cells/new/a.parquet") == (
+        "restore it, or name another folder as state to begin anew: every run on record needs it"
+    )
+    assert state.way_back("cells/unknown") == "restore it"

@@ -13,6 +13,7 @@ from millrace.audit.runs.capture import Capture, MirrorPosition
 from millrace.audit.runs.partition_pins import PartitionPin
 from millrace.audit.runs.reading_plan import plan_ranges
 from millrace.audit.spark.task_plan import (
+    ELASTIC_SHUFFLED_BYTES,
     RECORD_WORK,
     SHUFFLED_BYTES,
     USUAL_RECORD_BYTES,
@@ -144,6 +145,16 @@ def test_large_read_is_two_tasks_a_core_until_tasks_become_too_long():
     assert task_count(100_000_000, 2) == 4
     assert task_count(400_000_001, 2) == 5
     assert task_count(10_000_000_000, 16) == 100
+
+
+def test_where_executors_come_with_tasks_the_work_decides_too():
+    def count(records: int, cores: int = 2, size: float = USUAL_RECORD_BYTES) -> int:
+        return task_count_of(ranges_of((records, size)), cores, elastic=True)
+
+    assert [count(records) for records in (0, 100_000, 400_000, 10_000_000)] == [1, 1, 2, 4]
+    assert count(1_000_000_000) == 100 and count(1_000_000_000, size=20_000.0) == 6_700
+    assert count(100_000_000, cores=400) == 400, "those that run are not left idle"
+    assert shuffle_count_of(100 * ELASTIC_SHUFFLED_BYTES, 2, elastic=True) == 100
 
 
 def ranges_of(*sizes: tuple[int, float]) -> list[OffsetRange]:
