@@ -13,6 +13,7 @@ from millrace.audit.reconciliation.verdicts import PRODUCED
 
 MOST_HOPS = 3
 MOST_TIERS = 4
+MOST_TOPICS = 3
 
 
 def sentence(summary: Mapping[str, Any]) -> str:
@@ -93,8 +94,29 @@ def _loss(summary: Mapping[str, Any]) -> str:
         return f"{all_of_them} lost{where}.{also}"
     if lost > acknowledged:
         were = "was" if lost == 1 else "were"
-        return f"{records(lost)} {were} lost{where}, more than the {acknowledged:,} acknowledged.{also}"
-    return f"{lost:,} of {acknowledged:,} acknowledged records were lost{where}.{also}"
+        told = f"{records(lost)} {were} lost{where}, more than the {acknowledged:,} acknowledged.{also}"
+    else:
+        told = f"{lost:,} of {acknowledged:,} acknowledged records were lost{where}.{also}"
+    return f"{_total_losses(summary)}{told}"
+
+
+def _total_losses(summary: Mapping[str, Any]) -> str:
+    """`Nothing that was acknowledged of topic orders arrived in agg. `: the loudest, and first."""
+    nowhere = [
+        (each["topic"], next(tier["tier"] for tier in each["tiers"] if _lost_all(each, tier)))
+        for each in summary.get("topics", ())
+        if any(_lost_all(each, tier) for tier in each["tiers"])
+    ]
+    if not nowhere:
+        return ""
+    named = ", and ".join(f"of topic {topic} arrived in {tier}" for topic, tier in nowhere[:MOST_TOPICS])
+    more = len(nowhere) - MOST_TOPICS
+    others = f", and of {more:,} more {'topics' if more > 1 else 'topic'}" if more > 0 else ""
+    return f"Nothing that was acknowledged {named}{others}. "
+
+
+def _lost_all(topic: Mapping[str, Any], tier: Mapping[str, Any]) -> bool:
+    return bool(not tier["seen"] and tier["missing"] >= topic["acknowledged"] > 0)
 
 
 def _hops(losses: Iterable[Mapping[str, Any]]) -> str:

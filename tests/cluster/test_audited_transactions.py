@@ -178,6 +178,47 @@ def test_nothing_is_acknowledged_or_promised_before_the_commit(bootstrap):
     assert fates(story.only_facts()) == (set(range(1, 11)), set(), set())
 
 
+def test_offsets_of_what_was_read_go_with_the_transaction_of_what_was_made_of_it(bootstrap):
+    """Read, change, write, with the calls of confluent-kafka."""
+    story = Story(bootstrap)
+    read_from, group = unique("orders"), unique("changer")
+    producer = story.producer()
+    producer.begin_transaction()
+    for number in range(30):
+        producer.produce(read_from, b"order %d" % number, partition=0)
+    producer.commit_transaction(patience(DEADLINE_S))
+    settings = {"bootstrap.servers": bootstrap, "group.id": group, "auto.offset.reset": "earliest"}
+    consumer = Consumer(settings | {"enable.auto.commit": False, "isolation.level": "read_committed"})
+    consumer.subscribe([read_from])
+
+    def change(count: int) -> None:
+        """So many of them, in a transaction that is still open."""
+        producer.begin_transaction()
+        deadline, changed = Deadline(f"{count} records are read", within_s=DEADLINE_S), 0
+        while changed < count:
+            deadline.check(changed)
+            for message in consumer.consume(count - changed, 0.1):
+                assert message.error() is None, message.error()
+                producer.produce(story.topic, b"changed " + message.value())
+                changed += 1
+        positions = consumer.position(consumer.assignment())
+        producer.send_offsets_to_transaction(
+            positions, consumer.consumer_group_metadata(), patience(DEADLINE_S)
+        )
+
+    change(10)
+    producer.commit_transaction(patience(DEADLINE_S))
+    change(5)
+    producer.flush(patience(DEADLINE_S))
+    producer.abort_transaction(patience(DEADLINE_S))
+    (committed,) = consumer.committed([TopicPartition(read_from, 0)], timeout=patience(DEADLINE_S))
+    assert committed.offset == 10
+    consumer.close()
+    producer.close()
+    assert fates(story.only_facts()) == (set(range(1, 11)), set(), set(range(11, 16)))
+    assert story.seen() == set(range(1, 11))
+
+
 def test_a_transaction_that_is_left_open_is_aborted_by_closing(bootstrap):
     story = Story(bootstrap)
     producer = story.producer()

@@ -24,7 +24,7 @@ from millrace.audit.report.latency import Latencies, percentile
 from millrace.audit.report.metrics import metrics_text
 from millrace.audit.report.sentences import older_findings, sentence
 from millrace.audit.report.summary import exit_status, summarise
-from tests.browser.report_data import CONTROL, HOUR_MS, START_MS, TIERS, rich, row
+from tests.browser.report_data import CONTROL, HOUR_MS, START_MS, TIERS, rich, row, without
 
 SCHEMA = Path(document.__file__).with_name("summary.schema.json")
 
@@ -209,6 +209,43 @@ def test_a_total_loss_is_said_as_one() -> None:
     missing = {("ewr", "agg"): ((1, 1000),)}
     lost = row("a@ewr", 0, verdict=Verdict.LOSS, missing=missing, consumed=nothing, seen=nothing)
     assert summary_of(lost)["sentence"] == "All 1,000 acknowledged records were lost between ewr and agg."
+
+
+def test_a_topic_that_lost_everything_is_told_before_whatever_else_was_found() -> None:
+    nothing = {"ewr": 1000, "agg": 0}
+    all_of_it = {"missing": {("ewr", "agg"): ((1, 1000),)}, "consumed": nothing, "seen": nothing}
+    rows = [
+        row("a@ewr", 0, verdict=Verdict.LOSS, missing={("ewr", "agg"): ((7, 7),)}, **without("agg", 1)),
+        row("b@ewr", 1, verdict=Verdict.DUPLICATE, extra_copies={"agg": 2}),
+        row("c@ewr", 2, verdict=Verdict.UNKNOWN, unknown=((1, 9),)),
+        row("d@ewr", 3, topic="returns", verdict=Verdict.LOSS, **all_of_it),
+    ]
+    for order in (rows, rows[::-1]):
+        summary = summary_of(*order)
+        assert summary["sentence"].startswith(
+            "Nothing that was acknowledged of topic returns arrived in agg. 1,001 of 4,000 acknowledged"
+        )
+        assert exit_status(summary) == 1
+        first, *_ = console_lines(summary, "index.html", "audit.yaml", 1)
+        assert "Nothing that was acknowledged of topic returns arrived in agg" in first
+
+
+def test_a_topic_of_which_something_arrived_or_is_on_its_way_is_no_total_loss() -> None:
+    one_came = {"ewr": 1000, "agg": 1}
+    missing = {("ewr", "agg"): ((2, 1000),)}
+    lost = row("a@ewr", 0, verdict=Verdict.LOSS, missing=missing, consumed=one_came, seen=one_came)
+    none_yet = {"ewr": 1000, "agg": 0}
+    on_its_way = {("ewr", "agg"): ((1, 1000),)}
+    under_way = row(
+        "b@ewr",
+        0,
+        topic="returns",
+        state=WindowState.OPEN,
+        in_flight=on_its_way,
+        consumed=none_yet,
+        seen=none_yet,
+    )
+    assert summary_of(lost, under_way)["sentence"].startswith("999 of 2,000 acknowledged")
 
 
 def test_as_many_lost_as_were_acknowledged_need_not_be_the_same_ones() -> None:

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from millrace.deploy import cli
 from millrace.deploy.commands import audit
 from tests.settling import settle
 
-START_MS = 1_356_998_400_000
+START_MS, HOUR_MS = 1_356_998_400_000, 3_600_000
 
 
 @pytest.fixture
@@ -174,6 +175,25 @@ def test_a_run_is_told_the_horizon_of_its_verdict(millrace, monkeypatch, words, 
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     status, _, err = millrace("run", *words)
     assert (status, err, told) == (3, "millrace: on purpose\n", [horizon_ms])
+
+
+def test_a_backfill_is_told_its_range_of_time(millrace, monkeypatch):
+    told = []
+
+    def run(*_: object, **options: object) -> job.JobResult:
+        told.append(options["only"])
+        return job.JobResult(3, None, "on purpose")
+
+    monkeypatch.setattr(job, "run", run)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    millrace("run", "--from", "2013-01-01", "--until", "2013-01-02T12:00:00Z")
+    begin_ms = time.time_ns() // 1_000_000
+    millrace("run", "--from", "2013-01-01")
+    millrace("run")
+    day, on, whole = told
+    assert day == (START_MS, START_MS + 36 * HOUR_MS)
+    assert on[0] == START_MS and begin_ms <= on[1] <= time.time_ns() // 1_000_000
+    assert whole is None
 
 
 @pytest.mark.parametrize("words", [(), ("--since", "10d"), ("--since", "forever")])
