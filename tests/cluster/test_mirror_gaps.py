@@ -276,7 +276,7 @@ def test_record_without_a_key_for_a_compacted_topic(pair: Pair) -> None:
     asyncio.run(story())
 
 
-@in_pairs("kafka-millrace", "kafka-kafka")
+@in_pairs("kafka-millrace", "kafka-kafka", only=("kafka-millrace", "kafka-kafka"))
 def test_each_class_has_a_policy_of_its_own(pair: Pair) -> None:
     """Beside `default`. A batch that its broker stamped (LogAppendTime) is written anew, and the record of
     this one takes more memory than is given to any; Millrace as a source would not have taken it."""

@@ -301,7 +301,7 @@ def test_a_group_that_moves_by_translation_reads_every_record_once(pair: Pair) -
 
 @in_pairs("kafka-millrace", "millrace-kafka")
 def test_a_group_is_kept_in_step_and_moves_at_any_time(pair: Pair) -> None:
-    delivery = {"kafka-millrace": "at_least_once", "millrace-kafka": "exactly_once"}
+    delivery = {"kafka-millrace": "exactly_once", "millrace-kafka": "at_least_once"}
     move = Move(pair, delivery=delivery.get(pair.name, "exactly_once"))
     other = pair.unique("stays")
     move.start({"include": ["moves-.*"], "interval_ms": 200})

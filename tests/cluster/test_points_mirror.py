@@ -90,7 +90,7 @@ def test_mirror_dies_at_each_point_of_a_transaction_and_every_record_is_there_on
     until(lambda: position(pair, name, topic) == sent, "the position is the end")
 
 
-@in_pairs("millrace-millrace")
+@in_pairs("millrace-kafka", "millrace-millrace")
 def test_mirror_whose_session_ends_between_positions_and_fence_is_refused_and_carries_again(
     pair: Pair, fault_at: FaultAt
 ) -> None:
@@ -112,7 +112,7 @@ def test_mirror_whose_session_ends_between_positions_and_fence_is_refused_and_ca
     until(lambda: position(pair, name, topic) == sent, "the position is the end")
 
 
-@in_pairs("millrace-millrace")
+@in_pairs("kafka-kafka", "millrace-millrace")
 def test_mirror_that_was_replaced_between_acknowledgement_and_positions_commits_nothing(
     pair: Pair, fault_at: FaultAt
 ) -> None:

@@ -25,6 +25,19 @@ OF_MIRROR_WORKERS = (
         red=(f"{SEATS}::test_whoever_loses_its_seat_hears_of_it_whatever_it_is_at",),
     ),
     Mutant(
+        name="work-given-before-its-last-owner-is-fenced",
+        promise="Whose seat is gone is fenced before anybody is given what it had.",
+        file="mirror/worker.py",
+        rule="        unfenced = await self._fence(departed_slots(claims, self._slots))\n",
+        instead=(
+            "        fencing = asyncio.ensure_future(self._fence(departed_slots(claims, self._slots)))\n"
+            "        unfenced = {} if fencing else {}\n"
+        ),
+        red=(
+            f"{MIRROR}/test_assignor.py::test_whose_seat_is_gone_is_fenced_before_anybody_is_given_its_work",
+        ),
+    ),
+    Mutant(
         name="source-given-to-who-lacks-it",
         promise="No worker is given partitions of a source that its config lacks: nobody would carry them.",
         file="mirror/sharing/assignment.py",

@@ -97,3 +97,37 @@ def test_very_many_partitions_are_shared_out_beside_the_event_loop(more: int) ->
     )
     assert asyncio.run(Worker._share_out(worker, {})) == {}
     assert (threads == [threading.main_thread()]) is not bool(more)
+
+
+def test_whose_seat_is_gone_is_fenced_before_anybody_is_given_its_work() -> None:
+    """Its open transaction may hold records that whoever has the partition next would carry, too."""
+    steps = []
+
+    async def story() -> None:
+        fenced = asyncio.Event()
+
+        async def fence(departed: Any) -> dict[int, int]:
+            steps.append(dict(departed))
+            await fenced.wait()
+            return {3: 1}
+
+        def share_out(*_: object, unfenced: dict[int, int], **__: object) -> dict[str, bytes]:
+            steps.append(unfenced)
+            return {}
+
+        worker: Any = SimpleNamespace(
+            readers={},
+            discovery=SimpleNamespace(partitions=lambda _: set(EWR), unseen=lambda _: set()),
+            _assignor=SimpleNamespace(share_out=share_out),
+            _slots={3: 2},
+            _fence=fence,
+        )
+        sharing = asyncio.ensure_future(Worker._share_out(worker, {"a": encode_claim(Claim(slot=0))}))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert steps == [{3: 2}], "the others wait"
+        fenced.set()
+        await sharing
+
+    asyncio.run(story())
+    assert steps == [{3: 2}, {3: 1}]
