@@ -8,7 +8,8 @@ small batches: large ones, of many producers. Both are the same records in the s
 
 Everything follows from a record's number: record `n` of a `Sending` is producer `n mod producers`' next one,
 created evenly over the span. Nothing is held but a slice of the time: a compiled loop writes the records,
-Kafka's own protocol brings the batches to the broker. Called by the proofs of this folder.
+Kafka's own protocol brings the batches to the broker. Called by the proofs of this folder and, for its loads,
+by `bench_audit`.
 """
 
 from __future__ import annotations

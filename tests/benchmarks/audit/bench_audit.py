@@ -9,10 +9,10 @@ Spark's start is not counted, the pinning of offsets and the writing of cells ar
 or the run fails.
 
 Rows go to build/bench-audit.jsonl, a table is printed. Without `--records`: the matrix of codecs, record
-sizes, producers, with and without content digest (`--short`: fewer shapes, fewer records). With `--records
-100M`: one topic of so many records, read in steps of ten from a million on, to see that cost is linear and
-memory flat. The data lies in build/bench-audit while it runs: a topic at a time, 3 to 4 GB; 8 GB for 100
-million (lz4).
+sizes, producers, keys that are hashed over 64 partitions, with and without content digest (`--short`: fewer
+shapes, fewer records). With `--records 100M`: one topic of so many records, read in steps of ten from a
+million on, to see that cost is linear and memory flat. The data lies in build/bench-audit while it runs: a
+topic at a time, 3 to 4 GB; 8 GB for 100 million (lz4).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from typing import Any
 
 from millrace.broker.client.admin import delete_topic
 from millrace.broker.client.cluster import Cluster
-from tests.benchmarks.audit.load import Shape, fill
+from tests.benchmarks.audit.load import Shape, fill, fill_hashed
 from tests.benchmarks.audit.reader import CORES, Reader
 from tests.benchmarks.peers.usage import peak_memory_mb, processor_seconds
 from tests.servers import BrokerProcess, ZooKeeper
 
 BUILD = Path(__file__).resolve().parents[3] / "build"
 PAPER_MESSAGES = 1_000_000_000  # a day, of all activity data together
-MARK_RECORDS, MARK_RATIO = 5_000_000, 10
+MARK_RECORDS, MARK_RATIO, MARK_HASHED_RATIO = 5_000_000, 10, 5
 _UNITS = {"K": 1_000, "M": 1_000_000, "G": 1_000_000_000}
 
 
@@ -54,7 +54,8 @@ class Load:
 
 
 def matrix(short: bool) -> list[Load]:
-    """Every codec by name, two sizes of records, one and a thousand producers."""
+    """Every codec by name, two sizes of records, one producer, ten and a thousand, and a thousand whose keys
+    are hashed."""
     bytes_each = (1_600 if short else 3_200) * 1_000_000
     loads = []
     for codec in ("none", "lz4", "snappy", "zstd", "gzip"):
@@ -74,6 +75,14 @@ def matrix(short: bool) -> list[Load]:
         records = bytes_each // 200
         connector = 0 if short else 4_000_000
         loads.append(Load(Shape(codec, 200, producers=1000), records, connector, digest=not short))
+    for codec in ("none", "lz4", "zstd"):
+        records = bytes_each // 200 // (4 if short else 2)
+        for shape in (
+            Shape(codec, producers=10),
+            Shape(codec, producers=1000, hashed="sent"),
+            Shape(codec, producers=1000, hashed="merged"),
+        ):
+            loads.append(Load(shape, records, 0 if short else 4_000_000, digest=False))
     loads.append(Load(Shape("lz4", 200, producers=16, mixed=True), bytes_each // 200, digest=False))
     loads.append(Load(Shape("lz4", 200, batch_bytes=16_000), bytes_each // 200, digest=False))
     return loads
@@ -93,7 +102,7 @@ class Rows:
         with self._path.open("a") as out:
             out.write(json.dumps(row) + "\n")
         print(
-            f"  {row['shape']:<36} {row['system']:<20} {row['records']:>12,} records {row['seconds']:>8.2f} s"
+            f"  {row['shape']:<52} {row['system']:<20} {row['records']:>12,} records {row['seconds']:>8.2f} s"
             f" {row['records'] / row['seconds'] / 1e6:>7.3f} M/s",
             flush=True,
         )
@@ -140,7 +149,8 @@ class Bench:
         self._topics += 1
         name = f"bench-{self._topics}"
         begin = time.perf_counter()
-        written, size = asyncio.run(fill(self._broker.bootstrap, name, shape, records))
+        make = fill_hashed if shape.hashed else fill
+        written, size = asyncio.run(make(self._broker.bootstrap, name, shape, records))
         took = time.perf_counter() - begin
         print(
             f"{shape.name}: {written:,} records, {size / 1e6:,.0f} MB in the log, made in {took:.0f} s",
@@ -219,7 +229,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     """For people: medians of the rounds with minimum and maximum, and where the processor's time went."""
     lines = [
         "",
-        f"{'shape':<36} {'system':<20} {'M records/s (min - max)':>24} {'ratio':>7}  "
+        f"{'shape':<52} {'system':<20} {'M records/s (min - max)':>24} {'ratio':>7}  "
         f"{'CPU ns/record: Python / JVM / broker':>37} {'peak MB: Python / JVM':>22} {'cells':>7} "
         f"{'bits/record':>11}",
     ]
@@ -251,7 +261,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         speed_text = f"{statistics.median(speed):.3f} ({min(speed):.3f} - {max(speed):.3f})"
         memory = f"{last['python_peak_mb']:,.0f} / {last['jvm_peak_mb']:,.0f}"
         lines.append(
-            f"{shape + size:<36} {system:<20} {speed_text:>24} {ratio:>7}  {cost:>37} {memory:>22} "
+            f"{shape + size:<52} {system:<20} {speed_text:>24} {ratio:>7}  {cost:>37} {memory:>22} "
             f"{cells:>7} {bits:>11}"
         )
     return "\n".join(lines)
@@ -283,9 +293,10 @@ def conclusions(rows: Sequence[dict[str, Any]]) -> str:
             if same and mine["system"] == "millrace":
                 ratio = row["seconds"] / row["records"] / (mine["seconds"] / mine["records"])
                 spent = _processor_time(row) / _processor_time(mine)
+                mark = MARK_HASHED_RATIO if row["hashed"] else MARK_RATIO
                 lines.append(
                     f"{row['shape']}, round {row['round'] + 1}: {ratio:.1f} x the connector's records/s "
-                    f"(mark {MARK_RATIO}), {spent:.1f} x less processor time"
+                    f"(mark {mark}), {spent:.1f} x less processor time"
                 )
     return "\n".join(lines)
 

@@ -33,6 +33,8 @@ from millrace.broker.protocol.records import Record, build_batch
 
 BATCH_BYTES = 100_000
 RECORDS_PER_MS = 10  # so a window of 60 s holds 600,000 records of a partition
+HASHED_PARTITIONS = 64
+HASHED_PER_S = 83_333  # of all producers together, as in `make audit-hundred-million`
 IN_FLIGHT = 8
 _LENGTH, _CRC, _ATTRIBUTES = 8, 17, 21
 _SEED = 1987
@@ -48,13 +50,16 @@ class Shape:
     """What a topic is filled with. `record_bytes` is a record's size in an uncompressed batch, identity
     header included. With several producers each batch is one producer's, in turn, as producers send;
     `mixed` puts them into every batch in turn instead, as a mirror that merges small batches does.
-    `batch_bytes` is a batch's size before compression."""
+    `batch_bytes` is a batch's size before compression. `hashed` are records with keys, hashed over
+    HASHED_PARTITIONS, laid out as their producers leave them ("sent") or as a mirror does ("merged").
+    """
 
     codec: str = "none"
     record_bytes: int = 200
     producers: int = 1
     mixed: bool = False
     batch_bytes: int = BATCH_BYTES
+    hashed: str = ""
 
     @property
     def batch_records(self) -> int:
@@ -64,7 +69,8 @@ class Shape:
     def name(self) -> str:
         mixed = " mixed" if self.mixed else ""
         small = f", {self.batch_bytes // 1000} KB batches" if self.batch_bytes != BATCH_BYTES else ""
-        return f"{self.codec}, {self.record_bytes} B, {self.producers} producers{mixed}{small}"
+        hashed = f", hashed, as {self.hashed}" if self.hashed else ""
+        return f"{self.codec}, {self.record_bytes} B, {self.producers} producers{mixed}{small}{hashed}"
 
 
 def producer_name(number: int) -> bytes:
@@ -177,6 +183,24 @@ async def fill(
                     await asyncio.sleep(0)  # tasks send in the order in which they were made
             await asyncio.gather(*under_way)
     return written[0], written[1]
+
+
+async def fill_hashed(bootstrap: str, topic: str, shape: Shape, record_count: int) -> tuple[int, int]:
+    """As `fill`, of a `hashed` shape."""
+    from tests.proofs.hashed_load import even, make_topic, write
+
+    sending = even(
+        shape.producers,
+        record_count,
+        recent_start_ms(),
+        max(1, record_count * 1000 // HASHED_PER_S),
+        HASHED_PARTITIONS,
+        codec=shape.codec,
+        record_bytes=shape.record_bytes,
+    )
+    await make_topic(bootstrap, topic, HASHED_PARTITIONS)
+    done = await write(bootstrap, sending, shape.hashed, topic=topic)
+    return done.record_count, done.byte_count
 
 
 def _value(texts: random.Random, size: int) -> bytes:
