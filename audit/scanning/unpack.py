@@ -87,22 +87,24 @@ class Unpacker:
     def _unpack_by_library(
         self, source: NDArray[np.uint8], index: NDArray[np.int64], distrust: Callable[[str], None]
     ) -> Iterator[FetchedBatches]:
-        view = source.data
-        used, done = 0, 0
+        view, out = source.data, self._buffer.data
+        done, used = 0, 0
+        sizes: list[int] = []  # of rows from `done` on, one behind the other in the buffer
         for row, (first, end, attributes) in enumerate(index[:, [B_RECORDS, B_END, B_ATTRIBUTES]].tolist()):
             try:
                 section = decompress(attributes & COMPRESSION_MASK, view[first:end], MAX_DECOMPRESSED_SIZE)
             except KafkaError as problem:
                 distrust(f"batch that cannot be decompressed ({type(problem).__name__})")
                 index[row, B_MAGIC] = 0
+                sizes.append(0)
                 if self._unread is not None:
                     self._unread(*offsets_of(index[row]), DAMAGED)
                 continue
             size = len(section)
             alone = size * _ALONE_PART > self._room
-            if (alone or used + size > self._room) and row > done:
-                yield FetchedBatches(self._plain, index[done:row])
-                used, done = 0, row
+            if (alone or used + size > self._room) and sizes:
+                yield self._placed(index[done:row], sizes)
+                done, used, sizes = row, 0, []
             if alone:
                 own = np.frombuffer(section, np.uint8)
                 own.flags.writeable = False
@@ -110,9 +112,15 @@ class Unpacker:
                 yield FetchedBatches(own, index[row : row + 1])
                 done = row + 1
                 continue
-            self._buffer[used : used + size] = np.frombuffer(section, np.uint8)
-            index[row, B_POSITION] = index[row, B_RECORDS] = used
+            out[used : used + size] = section
             used += size
-            index[row, B_END] = used
-        if done < len(index):
-            yield FetchedBatches(self._plain, index[done:])
+            sizes.append(size)
+        if sizes:
+            yield self._placed(index[done:], sizes)
+
+    def _placed(self, index: NDArray[np.int64], sizes: list[int]) -> FetchedBatches:
+        """Rows whose records are in the buffer one behind the other."""
+        ends = np.cumsum(sizes)
+        index[:, B_END] = ends
+        index[:, B_POSITION] = index[:, B_RECORDS] = ends - sizes
+        return FetchedBatches(self._plain, index)

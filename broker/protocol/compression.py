@@ -13,6 +13,7 @@ Called by record validation at append, the record scan, and the rebuild path. Pu
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import threading
 import zlib
@@ -48,6 +49,8 @@ _LZ4_BLOCK_CHECKSUM, _LZ4_CONTENT_SIZE, _LZ4_CONTENT_CHECKSUM = 0x10, 0x08, 0x04
 _FIRST_GUESS = 64 * 1024
 _LATER_WINDOW = 512
 _LARGE_SIZE = 1 << 20
+_SMALL_ZSTD = 64 * 1024
+"""Of a frame, and of what it says it holds: so much memory may be asked for by its word alone."""
 
 
 def decompress(codec: int, data: Buffer, max_size: int) -> Buffer:
@@ -191,6 +194,11 @@ _zstd = _Zstd()
 
 
 def _decompress_zstd(data: Buffer, max_size: int) -> Buffer:
+    if len(data) <= _SMALL_ZSTD:
+        with contextlib.suppress(zstandard.ZstdError):  # what it is that is wrong is told below
+            if 0 < zstandard.frame_content_size(data) <= min(_SMALL_ZSTD, max_size):
+                # One whole frame, or an error: its blocks need no look of ours, which costs as much again.
+                return _zstd.decompressor.decompress(data, allow_extra_data=False)
     frame_count = sum(1 for _ in _zstd_frames(data))
     # The frame's own content size is a hint for the first buffer, never an allocation that it commands.
     claimed = zstandard.frame_content_size(data)

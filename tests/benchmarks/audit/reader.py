@@ -39,6 +39,7 @@ CONNECTOR_OPTIONS = {
     "kafka.max.poll.records": "10000",
     "kafka.receive.buffer.bytes": str(1 << 20),
 }
+CONNECTOR_MEMORY = "8g"  # it keeps 64 consumers, each with what it has fetched: 2 GB are not enough
 CONNECTOR_COUNT = f"""
     select decode(substring(identity, 24), 'UTF-8') as producer,
            floor(cast(conv(hex(substring(identity, 18, 6)), 16, 10) as bigint) / {WINDOW_MS}) * {WINDOW_MS}
@@ -157,7 +158,7 @@ class Connector:
             .config("spark.ui.enabled", "false")
             .config("spark.driver.host", "127.0.0.1")
             .config("spark.driver.bindAddress", "127.0.0.1")
-            .config("spark.driver.memory", "2g")
+            .config("spark.driver.memory", CONNECTOR_MEMORY)
             .config("spark.sql.shuffle.partitions", str(CORES))
             .config("spark.local.dir", str(folder / "local"))
             .config("spark.sql.warehouse.dir", str(folder / "warehouse"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import tracemalloc
 import zlib
+from random import Random
 from typing import Any
 
 import cramjam
@@ -12,9 +13,15 @@ import lz4.frame
 import pytest
 import zstandard
 
-from millrace.broker.errors import CorruptMessage, RecordTooLarge, UnsupportedCompressionType
+from millrace.broker.errors import (
+    CorruptMessage,
+    KafkaError,
+    RecordTooLarge,
+    UnsupportedCompressionType,
+)
 from millrace.broker.protocol import compression
 from millrace.broker.protocol.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD, compress, decompress
+from tests import seeds
 
 TEXT = b"a record of some words, and of some more words. " * 400
 MEBIBYTE = 1 << 20
@@ -60,6 +67,40 @@ def test_zstd_frame_that_claims_a_huge_size_is_bounded() -> None:
     assert len(bomb) < 16_384
     with pytest.raises(RecordTooLarge):
         decompress(ZSTD, bomb, MEBIBYTE)
+
+
+def test_small_zstd_frames_are_read_as_their_blocks_say_whatever_is_wrong_with_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The way for small ones looks at no block: it may say nothing that the other does not."""
+    random = Random(seeds.given())
+
+    def outcome(data: bytes) -> object:
+        try:
+            return bytes(decompress(ZSTD, memoryview(data), 20_000))
+        except KafkaError as refused:
+            return type(refused)
+
+    for _ in range(300):
+        plain = random.choices(b"abcdef", k=random.choice([0, 1, 70, 3_000, 30_000]))
+        packed = bytearray(zstandard.ZstdCompressor(
+            level=random.choice([1, 3, 9]),
+            write_content_size=random.random() < 0.8,
+            write_checksum=random.random() < 0.5,
+        ).compress(bytes(plain)))  # fmt: skip
+        match random.choice(["whole", "cut", "more", "twice", "flipped"]):
+            case "cut":
+                del packed[random.randrange(len(packed)) :]
+            case "more":
+                packed += random.randbytes(random.randint(1, 5))
+            case "twice":
+                packed += compress(ZSTD, TEXT[: random.randint(0, 400)])
+            case "flipped":
+                packed[random.randrange(len(packed))] ^= 1 << random.randrange(8)
+        fast = outcome(bytes(packed))
+        with monkeypatch.context() as slowly:
+            slowly.setattr(compression, "_SMALL_ZSTD", -1)
+            assert outcome(bytes(packed)) == fast, bytes(packed)
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
