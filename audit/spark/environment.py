@@ -59,9 +59,8 @@ def write_environment(archive: Path, python: str | None = None) -> list[str]:
             for each in found:
                 for name, path in _files(each):
                     packed.add(path, str(site / name))
-            for name, path in _files(distribution(OURS)):
-                if ".dist-info/" in name:  # its version
-                    packed.add(path, str(site / name))
+            for name, text in own_metadata().items():
+                _add_text(packed, str(site / name), text)
             for name, path in _own_files():
                 packed.add(path, str(site / OURS / name))
         temporary.replace(archive)
@@ -117,6 +116,20 @@ def _files(library: Distribution) -> Iterator[tuple[str, Path]]:
         path = Path(str(file.locate()))
         if not {"..", _COMPILED} & set(file.parts) and path.is_file():
             yield str(file), path
+
+
+def own_metadata() -> dict[str, str]:
+    """{file's name below site-packages: what the package says of itself, its version above all}; empty for a
+    copy that was never installed.
+
+    In a source tree `<name>.egg-info/PKG-INFO` is found before the installed `METADATA`; they say the same.
+    """
+    try:
+        ours = distribution(OURS)
+    except PackageNotFoundError:
+        return {}
+    told = ours.read_text("METADATA") or ours.read_text("PKG-INFO") or ""
+    return {f"{OURS}-{ours.version}.dist-info/METADATA": told}
 
 
 def _own_files() -> Iterator[tuple[str, Path]]:

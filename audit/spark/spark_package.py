@@ -30,6 +30,7 @@ from pyspark.sql import SparkSession
 
 import millrace.audit
 import millrace.broker
+from millrace.audit.spark.environment import own_metadata
 
 PARTS = (
     "audit/**/*.py",
@@ -118,10 +119,14 @@ def build_package(folder: Path) -> Path:
     for name, path in sorted(sources.items()):
         content = path.read_bytes()
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    metadata = own_metadata()  # beside the payload: Python finds it in the zip, which is on its path
+    digest.update("".join(metadata).encode())
     label = digest.hexdigest()[:16]
     archive = folder / f"millrace-{label}.zip"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as packed:
         packed.writestr("millrace/__init__.py", _SHIM.format(digest=label))
+        for name, text in metadata.items():
+            packed.writestr(name, text)
         for name, path in sorted({**sources, **dict(_files(COMPILED))}.items()):
             packed.write(path, f"payload/{name}")
     return archive

@@ -158,4 +158,9 @@ def os_reason(error: OSError) -> str:
 
 @cache
 def _software_version() -> str:
-    return importlib.metadata.version("millrace")
+    """What a broker's metrics and logs show. A copy that travelled without its metadata is no reason not to
+    connect; the word is one that KIP-511 lets a version be."""
+    try:
+        return importlib.metadata.version("millrace")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"

@@ -221,7 +221,7 @@ def test_spark_submit_runs_it_with_the_packed_environment_and_no_secret_is_shown
         timeout=patience(TIMEOUT_S),
         check=False,
     )
-    assert done.returncode == 1, done.stderr[-3000:]
+    assert done.returncode == 1, f"{done.stdout[-3000:]}\n{done.stderr[:600]}\n{done.stderr[-300:]}"
     summary = json.loads((tmp_path / "audit-report" / "summary.json").read_text())
     assert [each["sequences"] for each in summary["losses"]] == [[[7, 7]]]
     assert completed(standalone, "submitted")["cores"] == 2  # and not what the audit calls itself

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tarfile
-from importlib.metadata import distribution
+from importlib.metadata import distribution, distributions
 from pathlib import Path
 
 import pytest
@@ -69,6 +69,22 @@ def test_unpacked_anywhere_its_python_finds_what_is_in_it_and_no_more(archive, t
     assert prefix == str(there) and Path(kazoo).is_relative_to(there) and Path(ours).is_relative_to(there)
     assert version == distribution("millrace").version
     assert "No module named 'numba'" in done.stderr
+
+
+def test_packed_in_a_source_tree_it_has_its_version_too(tmp_path, monkeypatch):
+    """There `pip install -e` and setuptools leave an egg-info, which is found first."""
+    tree = tmp_path / "tree" / "millrace.egg-info"
+    tree.mkdir(parents=True)
+    (tree / "PKG-INFO").write_text("Metadata-Version: 2.4\nName: millrace\nVersion: 7.8.9\n")
+    monkeypatch.syspath_prepend(tree.parent)
+    assert distribution("millrace").version == "7.8.9"
+    monkeypatch.setattr(environment, "dependencies", list)
+    environment.write_environment(tmp_path / "a.tar.gz")
+    with tarfile.open(tmp_path / "a.tar.gz") as packed:
+        packed.extractall(tmp_path / "there", filter="fully_trusted")
+    (site,) = (tmp_path / "there" / "lib").glob("python*/site-packages")
+    (found,) = distributions(path=[str(site)])
+    assert (found.name, found.version) == ("millrace", "7.8.9")
 
 
 def test_what_is_not_code_goes_with_it_and_caches_stay(archive):

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from importlib.metadata import distributions, version
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,11 @@ def test_everything_that_executors_may_import_is_in_it_and_nothing_of_brokers(ar
         name for name in names if name.startswith(("payload/broker/server", "payload/broker/storage"))
     ]
     assert build_package(tmp_path).name == archive.name
+
+
+def test_executors_know_the_drivers_version(archive):
+    (found,) = distributions(name="millrace", path=[str(archive)])
+    assert found.version == version("millrace")
 
 
 def test_it_unpacks_once_a_user_and_version_and_the_copy_is_used(archive, tmp_path):

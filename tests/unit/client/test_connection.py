@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import os
 import struct
 import tracemalloc
@@ -14,6 +15,7 @@ import pytest
 import uvloop
 from kio.schema.heartbeat.v4.request import HeartbeatRequest
 
+from millrace.broker.client import opening
 from millrace.broker.client.connection import Connection
 from millrace.broker.client.opening import open_connection, os_reason
 from millrace.broker.errors import (
@@ -27,6 +29,7 @@ from millrace.broker.protocol.address import Address
 from millrace.broker.protocol.frames import Api
 from tests.ports import free_port
 from tests.unit.client.scripted_server import (
+    EVERY_VERSION,
     Peer,
     ScriptedServer,
     response,
@@ -68,6 +71,33 @@ async def read_raw(peer: Peer) -> int:
 async def hold(peer: Peer) -> None:
     """Keep the connection open until the client closes it."""
     await peer.reader.read()
+
+
+def test_copy_that_travelled_without_its_metadata_connects(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_installed(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    told: list[tuple[str, str]] = []
+
+    async def script(peer: Peer) -> None:
+        head, request, _ = await peer.read()
+        told.append((request.client_software_name, request.client_software_version))
+        await peer.answer(head, versions_answer(EVERY_VERSION, head.version))
+        await hold(peer)
+
+    async def main() -> None:
+        async with ScriptedServer(script) as server:
+            (await connect(server)).close()
+            opening._software_version.cache_clear()
+            monkeypatch.setattr(importlib.metadata, "version", not_installed)
+            try:
+                (await connect(server)).close()
+            finally:
+                opening._software_version.cache_clear()
+
+    installed = importlib.metadata.version("millrace")
+    run(main())
+    assert told == [("millrace", installed), ("millrace", "unknown")]
 
 
 def test_answered_request_gives_its_entity(run: Run) -> None:
