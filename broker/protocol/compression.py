@@ -40,6 +40,8 @@ _GZIP_WINDOW = 31  # zlib's 15 bits of window, plus 16 for the gzip wrapper
 _GZIP_LEVEL = 6
 _ZSTD_LEVEL = 3
 _LARGEST_ZSTD_WINDOW = 1 << 27
+_ZSTD_CHECKSUM = 0x04  # among a frame's flags
+_ZSTD_RUN_LENGTH = 0x02  # a block's type, in its bits 1 and 2
 _LZ4_MAGIC = b"\x04\x22\x4d\x18"
 _LZ4_HEADER_SIZE = 7  # magic, flags, block descriptor, checksum of the header
 _LZ4_BLOCK_SIZE = struct.Struct("<I")
@@ -196,9 +198,14 @@ _zstd = _Zstd()
 def _decompress_zstd(data: Buffer, max_size: int) -> Buffer:
     if len(data) <= _SMALL_ZSTD:
         with contextlib.suppress(zstandard.ZstdError):  # what it is that is wrong is told below
-            if 0 < zstandard.frame_content_size(data) <= min(_SMALL_ZSTD, max_size):
-                # One whole frame, or an error: its blocks need no look of ours, which costs as much again.
+            claimed, limit = zstandard.frame_content_size(data), min(_SMALL_ZSTD, max_size)
+            # One whole frame, or an error: its blocks need no look of ours, which costs as much again.
+            if 0 < claimed <= limit:
                 return _zstd.decompressor.decompress(data, allow_extra_data=False)
+            # Java's clients and librdkafka write as a stream, without the size. What is behind such a frame
+            # the library passes over in silence, and what is in it may turn out too large.
+            if claimed < 0 < limit and _is_streamed_frame(data):
+                return _zstd.decompressor.decompress(data, max_output_size=limit)
     frame_count = sum(1 for _ in _zstd_frames(data))
     # The frame's own content size is a hint for the first buffer, never an allocation that it commands.
     claimed = zstandard.frame_content_size(data)
@@ -226,6 +233,21 @@ def _decompress_zstd(data: Buffer, max_size: int) -> Buffer:
     return memoryview(out)[:size]
 
 
+def _is_streamed_frame(data: Buffer) -> bool:
+    """Whether data with zstd's magic is one frame to its last byte, and its header the two bytes that streams
+    have: flags, and of these none but that of a checksum, and the window (RFC 8878, 3.1.1.1)."""
+    flags, position, is_last_block = data[4], 6, False
+    if flags & ~_ZSTD_CHECKSUM:
+        return False
+    while not is_last_block:
+        if position + 3 > len(data):
+            return False
+        block = data[position] | data[position + 1] << 8 | data[position + 2] << 16
+        is_last_block = bool(block & 1)
+        position += 4 if block & 6 == _ZSTD_RUN_LENGTH else 3 + (block >> 3)
+    return position + (4 if flags else 0) == len(data)
+
+
 def _zstd_frames(data: Buffer) -> Iterator[zstandard.FrameParameters]:
     """Raises CorruptMessage when a frame lacks its last block or its checksum (RFC 8878, 3.1.1).
 
@@ -243,8 +265,7 @@ def _zstd_frames(data: Buffer) -> Iterator[zstandard.FrameParameters]:
                 raise CorruptMessage("zstd data ends early")
             block = data[position] | data[position + 1] << 8 | data[position + 2] << 16
             is_last_block = bool(block & 1)
-            is_run_length = (block >> 1) & 3 == 1
-            position += 3 + (1 if is_run_length else block >> 3)
+            position += 4 if block & 6 == _ZSTD_RUN_LENGTH else 3 + (block >> 3)
         if parameters.has_checksum:
             position += 4
         if position > len(data):

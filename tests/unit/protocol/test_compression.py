@@ -81,13 +81,25 @@ def test_small_zstd_frames_are_read_as_their_blocks_say_whatever_is_wrong_with_t
         except KafkaError as refused:
             return type(refused)
 
-    for _ in range(300):
-        plain = random.choices(b"abcdef", k=random.choice([0, 1, 70, 3_000, 30_000]))
-        packed = bytearray(zstandard.ZstdCompressor(
+    for _ in range(600):
+        plain = bytes(random.choices(b"abcdef", k=random.choice([0, 1, 70, 3_000, 30_000])))
+        if random.random() < 0.1:
+            plain = plain[:1] * len(plain)  # a block of one byte that is repeated
+        compressor = zstandard.ZstdCompressor(
             level=random.choice([1, 3, 9]),
             write_content_size=random.random() < 0.8,
             write_checksum=random.random() < 0.5,
-        ).compress(bytes(plain)))  # fmt: skip
+        )
+        packed = bytearray()
+        if random.random() < 0.5:
+            packed += compressor.compress(plain)
+        else:  # as Java does: flushed before it is closed, perhaps within
+            stream, cut = compressor.compressobj(), random.randint(0, len(plain))
+            for part in (plain[:cut], plain[cut:]):
+                packed += stream.compress(part)
+                if random.random() < 0.6:
+                    packed += stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+            packed += stream.flush()
         match random.choice(["whole", "cut", "more", "twice", "flipped"]):
             case "cut":
                 del packed[random.randrange(len(packed)) :]
@@ -101,6 +113,27 @@ def test_small_zstd_frames_are_read_as_their_blocks_say_whatever_is_wrong_with_t
         with monkeypatch.context() as slowly:
             slowly.setattr(compression, "_SMALL_ZSTD", -1)
             assert outcome(bytes(packed)) == fast, bytes(packed)
+
+
+@pytest.mark.parametrize("write_checksum", [False, True])
+@pytest.mark.parametrize("plain", [b"k", TEXT, b"k" * 3_000])
+@pytest.mark.parametrize("flushes", [False, True])
+def test_what_streaming_clients_write_takes_the_way_for_small_frames(
+    plain: bytes, write_checksum: bool, flushes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def walk(data: bytes) -> Any:
+        raise AssertionError("walked over its blocks")
+
+    stream = zstandard.ZstdCompressor(write_checksum=write_checksum).compressobj()
+    packed = b""
+    for part in (plain[:70], plain[70:]):
+        packed += stream.compress(part)
+        if flushes:  # Java does so before it closes
+            packed += stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+    packed += stream.flush()
+    assert zstandard.frame_content_size(packed) < 0
+    monkeypatch.setattr(compression, "_zstd_frames", walk)
+    assert bytes(decompress(ZSTD, packed, MEBIBYTE)) == plain
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
