@@ -203,6 +203,23 @@ class WindowReports(MutableMapping[int, CountEvent]):
         """The reports that `pack` leaves out, in the order of windows."""
         return [self._others[start_ms] for start_ms in sorted(self._others)]
 
+    def plain(self) -> tuple[np.ndarray, np.ndarray]:
+        """(windows in ms, ascending; `Row`s, with `count` for the records) of the plain ones."""
+        self._unpack()
+        self._sort_in()
+        return np.array(self._starts, np.int64), np.frombuffer(bytes(self._rows), _COLUMNS)
+
+    def but_plain(self, starts: np.ndarray) -> Iterator[CountEvent]:
+        """Every report but the plain ones of these windows."""
+        yield from (self[start_ms] for start_ms in set(self) - set(starts.tolist()))
+
+    def drop_plain(self, starts: np.ndarray) -> None:
+        """Take the plain reports of these windows out."""
+        known, columns = self.plain()
+        stays = ~np.isin(known, starts)
+        self._hold(known[stays], columns[stays])
+        self._is_packed = False
+
     def __getitem__(self, start_ms: int) -> CountEvent:
         found = self._others.get(start_ms) or self._late.get(start_ms)
         if found is not None:

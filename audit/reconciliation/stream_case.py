@@ -10,6 +10,7 @@ evidence is pruned, of which there were records.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -31,6 +32,17 @@ def union(sets: Iterable[BitMap64]) -> BitMap64:
     for sequences in sets:
         total |= sequences
     return total
+
+
+def settled_until_ms(stream: StreamFacts, grace_ms: int, now_ms: int) -> float | None:
+    """Nothing more can come into windows that end by then, as far as anybody promised; None where nobody has
+    promised anything, infinity where the stream is over."""
+    if stream.state == UNANNOUNCED:
+        return None
+    calm_ms = now_ms - grace_ms
+    if stream.state == CLOSED or stream.lapsed(now_ms, grace_ms):
+        return math.inf if stream.at_ms <= calm_ms else calm_ms
+    return None if stream.no_earlier_than_ms is None else min(stream.no_earlier_than_ms, calm_ms)
 
 
 @dataclass(slots=True)
@@ -105,6 +117,7 @@ class StreamCase:
             own = (window.sequences for window in self.seen[tier.name].values())
             self.arrived[tier.name] = union([*below, *own])
         self.anywhere = union(self.arrived.values())
+        self._settled_until_ms = settled_until_ms(stream, grace_ms, now_ms)
         self.alive = stream.state not in (CLOSED, UNANNOUNCED) and not stream.lapsed(now_ms, grace_ms)
 
     def _doubtful_names(self) -> list[str]:
@@ -176,15 +189,8 @@ class StreamCase:
 
     def settled(self, start_ms: int) -> bool:
         """Nothing more can come into this window, as far as anybody promised."""
-        stream = self.stream
-        if stream.state == UNANNOUNCED:
-            return False
-        end_ms = start_ms + self.window_ms
-        calm = self.now_ms >= min(end_ms, stream.at_ms) + self.grace_ms
-        if stream.state == CLOSED or stream.lapsed(self.now_ms, self.grace_ms):
-            return calm
-        promised = stream.no_earlier_than_ms is not None and stream.no_earlier_than_ms >= end_ms
-        return promised and self.now_ms >= end_ms + self.grace_ms
+        until_ms = self._settled_until_ms
+        return until_ms is not None and start_ms + self.window_ms <= until_ms
 
     def _state(self, start_ms: int, verdict: Verdict) -> WindowState:
         is_over = self.now_ms >= start_ms + self.window_ms + self.grace_ms

@@ -140,6 +140,19 @@ class ClusterReading:
 
 
 @dataclass(frozen=True, slots=True)
+class _Given:
+    """What there is of a stream: its facts, cells and chain of tiers, the sources and topic that it was
+    produced to, and groups' events of it."""
+
+    facts: StreamFacts
+    cells: StreamCells
+    tiers: list[TierReading]
+    sources: list[str]
+    topic: str
+    events: Sequence[TierEvent]
+
+
+@dataclass(frozen=True, slots=True)
 class Reconciler:
     """Everything but the stream itself. `passed` and `gaps` are by aggregate, of source offsets.
 
@@ -157,8 +170,25 @@ class Reconciler:
     content: bool = False
 
     def rows(self, cells: pa.Table, facts: pa.Table) -> pa.Table:
-        """The verdicts of one stream from its cells and its row of facts."""
-        return evident_rows(self.verdicts(cells, facts.to_pylist()))
+        """The verdicts of one stream from its cells and its row of facts (ROW_SCHEMA)."""
+        from millrace.audit.reconciliation.plain_windows import plain_columns, plain_windows
+
+        given = self._given(cells, facts.to_pylist())
+        if given is None:
+            return ROW_SCHEMA.empty_table()
+        plain = None
+        if not self.groups and not self.content and self._knows_passages():
+            tiers = [each.name for each in given.tiers]
+            plain = plain_windows(given.facts, given.cells, tiers, self.window_ms)
+        if plain is None:
+            return evident_rows(self._judged(given, given.cells))
+        columns = plain_columns(plain, given.facts, self.window_ms, self.grace_ms, self.now_ms)
+        plain.take_out_of(given.facts)
+        rest = evident_rows(self._judged(given, plain.rest))
+        found = pa.table([columns[name] for name in ROW_SCHEMA.names], ROW_SCHEMA)
+        if not rest.num_rows:
+            return found
+        return pa.concat_tables([found, rest]).sort_by("window_start_ms")  # the stream's own row last
 
     def own_cells(
         self, cells: pa.Table, facts_rows: Sequence[Mapping[str, Any]]
@@ -192,6 +222,11 @@ class Reconciler:
         """Each window's verdict with its evidence; none for a stream whose events name a topic that is not
         audited. Records in other topics than the stream's events name are not its; where no event names one,
         nobody knows which are."""
+        given = self._given(rows, facts_rows)
+        if given is not None:
+            yield from self._judged(given, given.cells)
+
+    def _given(self, rows: pa.Table, facts_rows: Sequence[Mapping[str, Any]]) -> _Given | None:
         from millrace.audit.scanning.stream_cells import StreamCells
 
         cells = StreamCells(rows)
@@ -201,10 +236,10 @@ class Reconciler:
         events = tier_events_of(facts_rows) if self.groups else []
         told = self._told_topic(facts.topic, origins) if facts.topic else None
         if told is None and facts.topic and _is_one_producers(facts):
-            return
+            return None
         topic = told or self._guessed_topic(cells, events)
         if topic is None:
-            return
+            return None
         facts.topic = topic
         if not facts.producer:
             names = [*cells.producers, *(event.producer for event in events)]
@@ -217,10 +252,15 @@ class Reconciler:
         cells = cells.of_topic(topic)
         sources = self._sources_of(cells, origins)
         cells, tiers = self._tiers(cells, sources, topic)
+        return _Given(facts, cells, tiers, sources, topic, events)
+
+    def _judged(self, given: _Given, cells: StreamCells) -> Iterator[tuple[WindowVerdict, Evidence]]:
+        """The verdicts of what is given, with these of its cells."""
+        facts, tiers = given.facts, given.tiers
         seen = cells.seen()
         if self.groups:
-            seen = {**seen, **self._add_groups(tiers, sources, topic, events)}
-        around = Neighbourhood(cells)
+            seen = {**seen, **self._add_groups(tiers, given.sources, given.topic, given.events)}
+        around = Neighbourhood(given.cells)
         # As records go: the first that a row names is where they came from.
         places = {each.name: number for number, each in enumerate(tiers)}
         order = sorted(seen, key=lambda tier: places.get(tier, len(places)))
@@ -350,6 +390,10 @@ class Reconciler:
         # By topic and not by name: topics that are merged by a rename have one name here.
         names = [name for each in self.clusters for name in each.names.get(topic, topic).split("\0")]
         return add_groups(self.groups, tiers, chain, events, topic, names, self.window_ms)
+
+    def _knows_passages(self) -> bool:
+        """Whether no aggregate is judged by the arrivals of all of a stream's cells (`_passed`)."""
+        return all(self.passed.get(each.name) for each in self.clusters if not each.is_source)
 
     def _passed(
         self, aggregate: str, cells: StreamCells, sources: Sequence[str]

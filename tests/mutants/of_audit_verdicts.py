@@ -162,4 +162,28 @@ OF_AUDIT_VERDICTS = (
         instead="            self.rest = self._sums(behind)\n",
         red=(f"{JOB}/test_row_parts.py::test_the_page_and_the_reports_files_are_the_same_however_rows_come",),
     ),
+    Mutant(
+        name="hole-in-columns",
+        promise="Windows are proven as columns only where every tier has each number of their report.",
+        file="audit/reconciliation/plain_windows.py",
+        rule="goes_on[1:] = low[1:] == high[:-1] + 1",
+        instead="goes_on[1:] = True",
+        red=(f"{JOB}/test_plain_windows.py::test_what_is_found_of_one_window_leaves_the_others_as_they_are",),
+    ),
+    Mutant(
+        name="copies-in-columns",
+        promise="Windows are proven as columns only where every tier has each record once.",
+        file="audit/reconciliation/plain_windows.py",
+        rule='found &= np.add.reduceat(numbers_of(rows["count"]), self._begins) == counts[report]',
+        instead="found &= np.ones(count, np.bool_)",
+        red=(f"{JOB}/test_plain_windows.py::test_what_is_found_of_one_window_leaves_the_others_as_they_are",),
+    ),
+    Mutant(
+        name="shared-number-in-columns",
+        promise="A number that lies in another window, too, proves neither, however windows are judged.",
+        file="audit/reconciliation/plain_windows.py",
+        rule="<= others[:, LAST])[inside].any()",
+        instead="<= others[:, LAST])[inside].all()",
+        red=(f"{JOB}/test_plain_windows.py::test_what_reaches_over_windows_is_judged_with_all_of_them",),
+    ),
 )

@@ -35,7 +35,7 @@ from millrace.audit.contract.events import CLOSED
 from millrace.audit.keeping.state import Commit, ReadPosition, StateFolder
 from millrace.audit.scanning.cell_columns import column_of
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA
-from millrace.audit.scanning.cells import NO_PLACE
+from millrace.audit.scanning.cells import NO_PLACE, NO_TIME
 from millrace.broker.client.cluster import Cluster
 from tests.peak_memory import DRIVER, JVM, WORKER
 from tests.proofs.audited import (
@@ -118,6 +118,7 @@ class Day:
             "window_start_ms": self.start_ms + windows * WINDOW_MS,
             "count": counts,
             "byte_count": counts * VALUE_BYTES,
+            **dict.fromkeys(("first_append_ms", "last_append_ms"), NO_TIME),
             "base": 0,
             "bitmap": sets,
             "unsequenced_count": 0,

@@ -30,6 +30,7 @@ from millrace.audit.keeping import upkeep
 from millrace.audit.keeping.state import Commit, StateFolder
 from millrace.audit.keeping.uniting import fold_plan, may_unite, proven_windows
 from millrace.audit.keeping.waivers import give_waiver, standing_waivers
+from millrace.audit.reconciliation import plain_windows
 from millrace.audit.reconciliation.horizon import DEFAULT_HORIZON_MS, split_older
 from millrace.audit.reconciliation.settled import (
     NUMBERED_SCHEMA,
@@ -543,6 +544,9 @@ class Audit:
                 if gone.num_rows:
                     late.append(upkeep.late_row(reconciler.told_topic(known) or "", stream, gone))
                 own = list(reconciler.verdicts(cells, known)) if known or cells.num_rows else []
+                if own:
+                    with mock.patch.object(plain_windows, "FEW_WINDOWS", 1):  # as of streams that have many
+                        assert reconciler.rows(cells, of_stream).equals(evident_rows(own))
                 number(stream, [each for each in own if not _is_pruned(each[0], pruned)])
         owed = roster_of(config, captured, _whole(numbered), restore_pruned(facts), captured.taken_ms)
         number("", [(row,) for row in owed])

@@ -120,7 +120,7 @@ TRAPS: list[tuple[str, Callable[[Scene], None], Breakage]] = [
         patch.setattr(reading_plan, "passages", passages_of_any_topic),
         patch.setattr(reconciling, "passages", passages_of_any_topic))[0]),
     ("topics merged by a rename", merged_topics,
-     rewriting(Reconciler.verdicts, "cells = cells.of_topic(topic)", "pass")),
+     rewriting(Reconciler._given, "cells = cells.of_topic(topic)", "pass")),
     ("partitions added", partition_added,
      rewriting(reading_plan.plan_ranges, "elif is_source and pin.cluster in mirrored:", "elif False:")),
     ("LogAppendTime on one hop", log_append_time,
