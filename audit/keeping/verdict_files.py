@@ -42,7 +42,8 @@ from millrace.audit.reconciliation.settled import (
 from millrace.audit.reconciliation.verdicts import WindowState
 from millrace.broker.errors import MillraceError
 
-PART_ROWS = 1 << 18
+PART_ROWS = 1 << 17
+"""some 300 bytes each, of which whoever walks them holds up to four copies at a time"""
 LINES, PRUNED = "lines.parquet", "pruned.parquet"
 _DAY = "/day="
 _START = "window_start_ms"
@@ -152,7 +153,10 @@ class RowFiles:
             with self._reading(name) as file:
                 rows = file.read_row_groups(numbers, columns=read).select(read).cast(schema)
             found.append(rows if wanted is None else rows.filter(wanted))
-        return in_order(pa.concat_tables(found)).select(names)
+            del rows  # or the next file's would come beside it
+        whole = pa.concat_tables(found)
+        del found
+        return in_order(whole).select(names)
 
     def _reading(self, name: str) -> _reading:
         return _reading(self.state, name, self._at_hand.get(name))

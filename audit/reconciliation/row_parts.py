@@ -62,6 +62,7 @@ class Beside:
                 part = in_order(pa.concat_tables([part, left.filter(theirs)]))
                 left = left.filter(pc.invert(theirs))
             yield part if columns is None else part.select(list(columns))
+            del part
         if left.num_rows:
             yield left if columns is None else left.select(list(columns))
 
@@ -82,4 +83,8 @@ class View:
             wanted = None if columns is None else list(dict.fromkeys([*columns, *self.reads]))
         for part in parts_of(self.rows, wanted):
             kept = self.keep(part)
-            yield kept if columns is None else kept.select(list(columns))
+            del part  # the next one is read before this name is given to it
+            if columns is not None:
+                kept = kept.select(list(columns))
+            yield kept
+            del kept

@@ -18,7 +18,9 @@ _HOUR_MS = 3_600_000
 _LAST_DAY = 2_932_896
 """of the calendar, in days since 1970"""
 _BY_TIME = ("window_start_ms", "topic", "producer", "stream")
-_GROUP_BYTES = 8 << 20  # of a row group: what is read of a file for one of its windows
+_GROUP_BYTES, _GROUP_ROWS = 8 << 20, 1 << 14
+"""of a row group: what is read of a file for one of its windows. Rows that are much alike are few bytes in the
+file, and some 300 each once they are read."""
 
 
 def stretch_hours(file_count: int, count_days: Callable[[], int]) -> int | None:
@@ -37,7 +39,8 @@ def by_day(rows: DataFrame, hours: int | None) -> DataFrameWriter:
     """Writes rows that are spread into a folder for each day that a stretch begins on, in the order of their
     windows."""
     ordered = rows.withColumn("day", f.expr(_day(hours))).sortWithinPartitions("day", *_BY_TIME)
-    return ordered.write.partitionBy("day").option("parquet.block.size", str(_GROUP_BYTES))
+    written = ordered.write.partitionBy("day").option("parquet.block.size", str(_GROUP_BYTES))
+    return written.option("parquet.block.row.count.limit", str(_GROUP_ROWS))
 
 
 def _day(hours: int | None) -> str:
