@@ -48,3 +48,15 @@ def test_a_stretch_is_in_one_file_of_the_day_it_begins_on(spark, tmp_path, hours
             found.setdefault(stretch, set()).add(number)
     assert all(len(numbers) == 1 for numbers in found.values())
     assert sum(pq.read_metadata(path).num_rows for path in files) == len(rows)
+
+
+def test_rows_that_are_much_alike_are_read_by_the_group_all_the_same(spark, tmp_path) -> None:
+    """They take next to nothing in the file, so that its size alone would never end a group."""
+    rows = spark.range(40_000).selectExpr(
+        "id * 60000 as window_start_ms", "'flights' as topic", "'AA' as producer", "'01' as stream"
+    )
+    by_day(spread(rows, None), None).parquet(f"file://{tmp_path}/rows")
+    (path,) = (tmp_path / "rows").rglob("*.parquet")
+    told = pq.read_metadata(path)
+    groups = [told.row_group(number).num_rows for number in range(told.num_row_groups)]
+    assert sum(groups) == 40_000 and max(groups) <= 16_384
