@@ -214,11 +214,8 @@ class EventLedger:
 
     def add(self, key: bytes | None, value: bytes | memoryview | None, origin: str = "") -> None:
         """Learn a record of the events topic; `origin` (cluster, offset) is named when it is not trusted."""
-        plain = None if value is None else read_plain(key, value)
-        if plain is not None:
-            facts = self.streams.get(plain.stream)
-            if facts is not None and facts.learn_plain(plain):
-                return
+        if self.add_plain(key, value):
+            return
         try:
             event = decode_event(value)
         except InvalidEvent as error:
@@ -232,6 +229,13 @@ class EventLedger:
             self._distrust(key, origin, f"the key should be {event.key}", is_of_key=False)
             return
         self.learn(event)
+
+    def add_plain(self, key: bytes | None, value: bytes | memoryview | None) -> str:
+        """Learn a report from which no rule can learn more (`StreamFacts.learn_plain`), and return the stream
+        that it is of; "" and nothing learnt where it is any other record."""
+        plain = None if value is None else read_plain(key, value)
+        facts = None if plain is None else self.streams.get(plain.stream)
+        return facts.stream if plain and facts and facts.learn_plain(plain) else ""
 
     def learn(self, event: Event) -> None:
         """Merge one valid event."""

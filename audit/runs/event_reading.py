@@ -164,8 +164,8 @@ class _Reading:
         topic_id = topic_id_of(metadata.topics[topic].topic_id)
         keys = metadata.partitions(topic)
         with naming(cluster, topic):
-            places = {key: self._known.positions.get(f"{cluster.name}/{topic}/{key[1]}") for key in keys}
-            kept = {key: position.epochs for key, position in places.items() if position is not None}
+            read_to = {key: self._known.positions.get(f"{cluster.name}/{topic}/{key[1]}") for key in keys}
+            kept = {key: position.epochs for key, position in read_to.items() if position is not None}
             starts, marks, ends, histories, older = await ends_and_epochs(cluster, keys, kept)
             since: dict[int, int] = {}
             pins: dict[int, PartitionPin] = {}
@@ -184,8 +184,9 @@ class _Reading:
                 )
                 since[pin.partition] = self._resumed(pin, teller)
             until = {partition: pin.end_offset for partition, pin in pins.items()}
+            places = {partition: pin.key for partition, pin in pins.items()}
             async for record in read_topic_to_end(cluster, topic, since=since, until=until):
-                self._take(pins[record.partition].key, cluster, record, teller)
+                self._take(places[record.partition], cluster, record, teller)
         if topic == GAPS_TOPIC:
             self._captured.gaps_to[cluster.name] = until
         for pin in pins.values():
@@ -228,13 +229,15 @@ class _Reading:
 
     def _take(self, place: str, cluster: Cluster, record: TopicRecord, teller: str) -> None:
         ledger = self._captured.ledger
-        ledger.add(record.key, record.value, origin_of(cluster, record))
-        for what in ledger.take_doubted():
-            if what.told or what.named in self._groups:
-                self._read.doubted[place, what] = record.offset
-        kind, stream = ("", "") if record.key is None else stream_of_key(record.key)
+        kind, stream = "count", ledger.add_plain(record.key, record.value)
         if not stream:
-            return
+            ledger.add(record.key, record.value, origin_of(cluster, record))
+            for what in ledger.take_doubted():
+                if what.told or what.named in self._groups:
+                    self._read.doubted[place, what] = record.offset
+            kind, stream = ("", "") if record.key is None else stream_of_key(record.key)
+            if not stream:
+                return
         self._read.told.setdefault(stream, {})[place] = record.offset
         if kind == "tier":
             self.sessions.add(_session_of_key(record.key or b""))

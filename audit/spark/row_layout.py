@@ -19,8 +19,8 @@ _LAST_DAY = 2_932_896
 """of the calendar, in days since 1970"""
 _BY_TIME = ("window_start_ms", "topic", "producer", "stream")
 _GROUP_BYTES, _GROUP_ROWS = 8 << 20, 1 << 14
-"""of a row group: what is read of a file for one of its windows. Rows that are much alike are few bytes there,
-and some 300 each once they are read."""
+"""of a row group: what is read of a file for one of its windows. Rows that are much alike take few bytes, and
+some 300 each once they are read"""
 
 
 def stretch_hours(file_count: int, count_days: Callable[[], int]) -> int | None:

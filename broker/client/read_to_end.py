@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.committed import committed_batches
@@ -26,7 +26,7 @@ from millrace.broker.errors import (
     error_for_code,
 )
 from millrace.broker.protocol.batch import verify_crc
-from millrace.broker.protocol.records import read_records
+from millrace.broker.protocol.records import read_fields
 from millrace.broker.protocol.topic_partition import TopicPartition
 
 _MAX_WAIT_MS = 100
@@ -44,8 +44,7 @@ _HOLE_AFTER_EMPTY_COUNT = 3
 _SHORT_FOR_SECONDS = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class TopicRecord:
+class TopicRecord(NamedTuple):
     """A record and where it stood."""
 
     topic: str
@@ -232,9 +231,9 @@ class _Reading:
     def _wanted(self, batch: memoryview) -> list[TopicRecord]:
         topic, partition = self.key
         return [
-            TopicRecord(topic, partition, each.offset, each.timestamp_ms, each.key, each.value, each.headers)
-            for each in read_records(batch)
-            if self.position <= each.offset < self.end
+            TopicRecord(topic, partition, *fields)
+            for fields in read_fields(batch)
+            if self.position <= fields[0] < self.end
         ]
 
     def skip_to_begin(self, begin: int) -> None:

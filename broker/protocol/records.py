@@ -9,7 +9,7 @@ Called by storage, group and transaction logs, the client's own producer, the au
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
@@ -36,6 +36,9 @@ MINIMUM_RECORD_SIZE = 7
 
 MOST_NAMED = 10_000
 """Most records of one batch that are named to its producer as refused: what librdkafka puts into one."""
+
+Fields = tuple[int, int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]
+"""offset, timestamp in ms, key, value and headers of a record"""
 
 Refusal = Literal["no key", "too old", "too new"]
 """Why a record that is whole is not taken."""
@@ -302,21 +305,17 @@ def read_records(batch: Buffer) -> list[Record]:
     Under log append time every record has the batch's maximum timestamp. Raises CorruptMessage,
     InvalidRecord, RecordTooLarge. The CRC is not checked.
     """
+    return [Record(key, value, headers, at, offset) for offset, at, key, value, headers in read_fields(batch)]
+
+
+def read_fields(batch: Buffer) -> Iterator[Fields]:
+    """The same of each record, without an object for it; raises after some of them, perhaps."""
     header = parse_header(batch)
     section = records_section(batch, header)
-    log_append_time = header.is_log_append_time
-    return [
-        Record(
-            key=record.key,
-            value=record.value,
-            headers=record.headers,
-            timestamp_ms=header.max_timestamp
-            if log_append_time
-            else header.base_timestamp + record.timestamp_delta,
-            offset=header.base_offset + record.offset_delta,
-        )
-        for record in iterate_records(section, header.record_count)
-    ]
+    base_ms = header.max_timestamp if header.is_log_append_time else header.base_timestamp
+    for _, delta_ms, offset_delta, key, value, headers in iterate_records(section, header.record_count):
+        at_ms = base_ms if header.is_log_append_time else base_ms + delta_ms
+        yield header.base_offset + offset_delta, at_ms, key, value, headers
 
 
 def _append_record(out: bytearray, record: RecordLike, timestamp_delta: int, offset_delta: int) -> None:
