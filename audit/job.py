@@ -92,6 +92,7 @@ from millrace.audit.spark.spark_session import (
 )
 from millrace.audit.spark.workers import check_workers
 from millrace.broker.errors import MillraceError, ZooKeeperUnreachable
+from millrace.broker.telemetry.memory import trim_heap
 
 JOB_FAILED = 3
 
@@ -184,6 +185,7 @@ def _run(
             step(backfill.sentence(config, only))
         step("reading events and pinning offsets")  # while Spark starts
         run = _prepare(config, state, before, clock_ms, only)
+        trim_heap()  # of what reading the events took: they are packed
         run.since_ms = None if horizon_ms is None or only is not None else run.now_ms - horizon_ms
         with leaving_no_trace(run):
             session = spark.session()
