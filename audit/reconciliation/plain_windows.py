@@ -29,6 +29,7 @@ from millrace.audit.contract.events import StreamFacts
 from millrace.audit.contract.sequence_set import from_ranges
 from millrace.audit.reconciliation.said import said_of
 from millrace.audit.reconciliation.stream_case import settled_until_ms
+from millrace.audit.reconciliation.tier_reading import TierReading
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
 from millrace.audit.scanning.cell_columns import codes_of, earliest, latest, numbers_of
 from millrace.audit.scanning.cells import NO_TIME, decode_bitmap
@@ -59,9 +60,9 @@ class PlainWindows:
 
 
 def plain_windows(
-    facts: StreamFacts, cells: StreamCells, tiers: Sequence[str], window_ms: int
+    facts: StreamFacts, cells: StreamCells, tiers: Sequence[TierReading], window_ms: int
 ) -> PlainWindows | None:
-    """Those of a stream whose tiers have these names, groups not among them; None where it has few, or where
+    """Those of a stream whose tiers these are, groups not among them; None where it has few, or where
     something reaches over its windows. `window_ms` is the audit's."""
     if len(facts.windows) < FEW_WINDOWS or len(cells) == 0:
         return None
@@ -71,7 +72,20 @@ def plain_windows(
         return None
     if (numbers_of(cells.rows["window_start_ms"]) % window_ms).any():
         return None
-    return _Splitting(facts, cells, tiers).plain()
+    names = [each.name for each in tiers]
+    if set(cells.rows["tier"].unique().to_pylist()) - set(names):
+        return None
+    # Whether a copy may lie in a topic that is gone hangs on the topics that all of the windows are in.
+    was_made_anew = any(each.cause == "recreated" for tier in tiers for each in tier.unread)
+    if was_made_anew and _has_several_topics(cells):
+        return None
+    return _Splitting(facts, cells, names).plain()
+
+
+def _has_several_topics(cells: StreamCells) -> bool:
+    """Whether some are in another topic of the same cluster than others, by its id."""
+    topics = cells.rows.group_by(["cluster", "topic_id"]).aggregate([])
+    return topics.num_rows > len(cells.clusters)
 
 
 class _Splitting:
@@ -148,6 +162,7 @@ class _Splitting:
         found = starts[report] == self._windows
         found &= np.add.reduceat(numbers_of(rows["count"]), self._begins) == counts[report]
         found &= np.add.reduceat(numbers_of(rows["unsequenced_count"]), self._begins) == 0
+        found &= np.add.reduceat(numbers_of(pc.list_value_length(rows["again"])), self._begins) == 0
         groups = self._group[runs[:, SET]]
         order = np.lexsort((runs[:, FIRST], groups))
         groups, low, high = groups[order], runs[order, FIRST], runs[order, LAST]

@@ -224,7 +224,7 @@ class StreamCase:
             in_flight=found.in_flight,
             unreported=found.unreported,
             unknown=to_ranges(found.unknown),
-            explained={cause: to_ranges(sequences) for cause, sequences in found.explained.items()},
+            explained={cause: to_ranges(found.explained[cause]) for cause in sorted(found.explained)},
             missing_count=found.missing_count,
             content_checked=found.content_checked,
             differing=found.differing,

@@ -112,7 +112,7 @@ def iso_time(at_ms: int | None) -> str | None:
     if at_ms is None:
         return None
     try:
-        moment = datetime.fromtimestamp(at_ms / 1000, UTC)
+        moment = datetime.fromtimestamp(at_ms // 1000, UTC).replace(microsecond=at_ms % 1000 * 1000)
     except (OverflowError, ValueError, OSError):
         return None
     spec = "milliseconds" if at_ms % 1000 else "seconds"
@@ -178,8 +178,7 @@ class Reconciler:
             return ROW_SCHEMA.empty_table()
         plain = None
         if not self.groups and not self.content and self._knows_passages():
-            tiers = [each.name for each in given.tiers]
-            plain = plain_windows(given.facts, given.cells, tiers, self.window_ms)
+            plain = plain_windows(given.facts, given.cells, given.tiers, self.window_ms)
         if plain is None:
             return evident_rows(self._judged(given, given.cells))
         columns = plain_columns(plain, given.facts, self.window_ms, self.grace_ms, self.now_ms)

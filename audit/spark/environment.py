@@ -129,7 +129,7 @@ def own_metadata() -> dict[str, str]:
     except PackageNotFoundError:
         return {}
     told = ours.read_text("METADATA") or ours.read_text("PKG-INFO") or ""
-    return {f"{OURS}-{ours.version}.dist-info/METADATA": told}
+    return {f"{OURS}-{ours.version}.dist-info/METADATA": told} if told else {}
 
 
 def _own_files() -> Iterator[tuple[str, Path]]:

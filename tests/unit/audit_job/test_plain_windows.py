@@ -18,7 +18,7 @@ from millrace.audit.contract.events import CLOSED, HEARTBEAT, OPENED, CountEvent
 from millrace.audit.reconciliation import plain_windows
 from millrace.audit.reconciliation.online_tiers import OnlineGroup
 from millrace.audit.reconciliation.reconcile import Gap, Passage, UnreadRange
-from millrace.audit.reconciliation.verdict_rows import ClusterReading, Reconciler, evident_rows
+from millrace.audit.reconciliation.verdict_rows import ClusterReading, Reconciler, evident_rows, iso_time
 from millrace.audit.runs.fact_rows import FACT_SCHEMA, PrunedWindows, facts_table
 from millrace.audit.scanning.cells import BASE_STEP, Cell
 from tests import seeds
@@ -224,6 +224,12 @@ def repeat_one_and_lose(lost: int, given: Scene) -> None:
     copies.append(14 if lost != 14 else 12)
 
 
+def say_nothing_of_a_copy(given: Scene) -> None:
+    """A cell whose count leaves its copies out, which no writer of ours makes."""
+    given.held["agg", at(2)][1].append(12)
+    given.cell_changes["agg", at(2)] = {"count": 5}
+
+
 def hold_every_second_one_twice(given: Scene) -> None:
     """As many as there should be, in a set that no loop of ours takes apart."""
     numbers = range(1000, 7000)
@@ -253,8 +259,8 @@ def make_anew(given: Scene) -> None:
         (say_nothing_of_one, WINDOWS - 1),
         (carry_without_a_report, WINDOWS),
         (tell_it_failed_elsewhere, WINDOWS - 1),
-        (make_anew, WINDOWS - 1),
         (hold_every_second_one_twice, WINDOWS),
+        (say_nothing_of_a_copy, WINDOWS - 1),
         *((partial(repeat_one_and_lose, lost), WINDOWS - 1) for lost in (11, 13, 15)),
     ],
 )
@@ -309,6 +315,20 @@ def share_a_number_in_bytes_that_only_the_library_reads(given: Scene) -> None:
     given.cell_changes["agg", at(20)] = {"bitmap": BitMap([3]).serialize() + b"\0"}
 
 
+def make_anew_with_a_number_in_two_windows(given: Scene) -> None:
+    """The older topic is seen in a window that has everything."""
+    given.unread.append(UnreadRange(PLACE, 0, 9, "recreated", at(-100)))
+    given.cell_changes["ewr", at(8)] = {"topic_id": "older"}
+    given.held["agg", at(1)][0].discard(7)
+    given.held["ewr", at(2)][0].add(6)
+
+
+def hold_it_where_no_tier_is(given: Scene) -> None:
+    """A cluster that is in the config no more."""
+    given.held["gone", at(3)] = (set(range(16, 21)), [])
+    given.cell_changes["gone", at(3)] = {"first_append_ms": 5, "last_append_ms": 9}
+
+
 def prune_its_number(given: Scene) -> None:
     pruned = PrunedWindows(MINUTE_MS)
     pruned.add(at(-5), MINUTE_MS)
@@ -336,6 +356,9 @@ def report_in_longer_windows(given: Scene) -> None:
         digest,
         file_it_between,
         share_a_number_in_bytes_that_only_the_library_reads,
+        make_anew,
+        make_anew_with_a_number_in_two_windows,
+        hold_it_where_no_tier_is,
         prune_its_number,
         report_in_longer_windows,
     ],
@@ -372,6 +395,11 @@ def test_numbers_beyond_32_bits(first, monkeypatch):
 def test_windows_beyond_the_calendar_have_no_date(monkeypatch):
     rows, plain = judged(scene(from_ms=253_402_300_800_000 - 5 * MINUTE_MS), monkeypatch)
     assert plain == 5 and [row["window_start"] for row in rows[4:6]] == ["9999-12-31T23:59:00Z", None]
+
+
+def test_a_far_date_is_told_to_the_millisecond():
+    assert iso_time(253_401_300_799_900) == "9999-12-20T10:13:19.900Z"
+    assert iso_time(-1) == "1969-12-31T23:59:59.999Z"
 
 
 def test_few_windows_are_not_worth_columns(monkeypatch):
