@@ -185,7 +185,8 @@ class Oracle:
             told = mirror.stands(log) if answers is None else self._position(mirror, log, answers)
             cuts.append(0 if told is None or told[1] != str(log.topic_id) else told[0])
         sure = len(cuts) == len(world.mirrors) and answers is None
-        cut = min(max(min(cuts), first), pinned.stable_end) if cuts else pinned.stable_end
+        # Before any mirror told a position of the cluster, nothing of it is kept.
+        cut = min(max(min(cuts, default=0), first), pinned.stable_end)
         return cut, sure
 
     @staticmethod
