@@ -50,7 +50,13 @@ from millrace.audit.spark.shared_state import CellsIncomplete, require_shared, r
 from millrace.audit.spark.spark_failures import UNREADABLE, one_line
 from millrace.audit.spark.spark_session import is_elastic, session_cores
 from millrace.audit.spark.spark_source import read_pinned
-from millrace.audit.spark.task_plan import OffsetRange, ranges_option, shuffle_count_of, task_count_of
+from millrace.audit.spark.task_plan import (
+    OffsetRange,
+    ParquetSize,
+    ranges_option,
+    shuffle_count_of,
+    task_count_of,
+)
 from millrace.broker.errors import DiskFull, MillraceError
 
 FOLDED_FILE_BYTES = 128 << 20
@@ -84,7 +90,6 @@ class RunCells:
         self.facts = facts
         self._work = work
         self._notes: pa.Table | None = None
-        self._least: int | None = None
 
     def count(
         self,
@@ -98,10 +103,9 @@ class RunCells:
         are not there would be missed for ever, since the next run goes on behind them. Raises ConfigError,
         CellsIncomplete.
         """
-        self._spread(0)  # a cluster's session is set to Spark's own 200 parts until then
         if any(each.size for each in ranges):
-            self._scan(config, ranges, meter)
-        self._spread(self._size_of([*self._kept, *self.new_files()]))
+            with self._spread(ParquetSize(0, 0)):  # a cluster's session is set to Spark's own 200 parts
+                self._scan(config, ranges, meter)
 
     def _scan(self, config: AuditConfig, ranges: Sequence[OffsetRange], meter: ReadMeter | None) -> None:
         cores, elastic = session_cores(self._spark), is_elastic(self._spark)
@@ -136,13 +140,7 @@ class RunCells:
             counted = rows.observe(seen, f.count(lit(1)).alias("rows"))
             laid(counted).parquet(self._state.files.uri(folder))
         files = self._state.files_in(folder)
-        local = self._state.local_root
-        if local is not None:
-            found = rows_in([local / name for name in files])
-        else:
-            with failing_in_one_line(self._state):
-                found = self._read(files).count() if files else 0
-        require_shared(self._state.where, seen.get["rows"], found, what)
+        require_shared(self._state.where, seen.get["rows"], self._count_rows(files), what)
         self._state.files.flush(files)
         return files
 
@@ -208,16 +206,16 @@ class RunCells:
             return numbered_verdicts(reconciler, cells, told, is_numbered)
 
         size = self._size_of([*self._kept, *self.new_files(), *row_files(verdicts or ())])
-        self._spread(size)
-        with failing_in_one_line(self._state):
-            told = self._told(reconciler.topics, verdicts or ())
-            cells = self.all().groupBy("stream")
-            rows = cells.cogroup(told.groupBy("stream")).applyInArrow(rows_of, NUMBERED_DDL)
-            hours = stretch_hours(shuffle_count_of(size, 1), self._count_days)
-            rows = spread(rows, hours)  # what is written is counted behind it, once
-        folder = f"verdicts/{self._folder.partition('/')[2]}"
-        laid = functools.partial(by_day, hours=hours)
-        return RowFiles(self._state, self._write(rows, folder, "verdicts", laid), self._work)
+        with self._spread(size):
+            with failing_in_one_line(self._state):
+                told = self._told(reconciler.topics, verdicts or ())
+                cells = self.all().groupBy("stream")
+                rows = cells.cogroup(told.groupBy("stream")).applyInArrow(rows_of, NUMBERED_DDL)
+                hours = stretch_hours(shuffle_count_of(size, 1), self._count_days)
+                rows = spread(rows, hours)  # what is written is counted behind it, once
+            folder = f"verdicts/{self._folder.partition('/')[2]}"
+            laid = functools.partial(by_day, hours=hours)
+            return RowFiles(self._state, self._write(rows, folder, "verdicts", laid), self._work)
 
     def _count_days(self) -> int:
         """On how many days windows with cells begin."""
@@ -243,7 +241,13 @@ class RunCells:
         line = f.struct(*LINE_SCHEMA.names).alias("line")
         return facts.unionByName(lines.select("stream", line), allowMissingColumns=True)
 
-    def _size_of(self, names: Sequence[str]) -> int:
+    def _size_of(self, names: Sequence[str]) -> ParquetSize:
+        row_count = 0
+        with contextlib.suppress(OSError, pa.ArrowException):  # which file cannot be read, Spark will tell
+            row_count = self._count_rows(names)
+        return ParquetSize(self._bytes_of(names), row_count)
+
+    def _bytes_of(self, names: Sequence[str]) -> int:
         """Bytes of the folders that these files are in, which go together."""
         return sum(
             entry.size
@@ -251,14 +255,29 @@ class RunCells:
             for entry in self._state.files.entries(folder)
         )
 
-    def _spread(self, size: int) -> None:
-        """Have Spark shuffle so many bytes into as many parts as they need."""
-        setting = "spark.sql.shuffle.partitions"
-        if self._least is None:
-            asked = self._spark.conf.getAll.get(setting)
-            self._least = int(asked) if asked else session_cores(self._spark)
-        count = shuffle_count_of(size, self._least, elastic=is_elastic(self._spark))
-        self._spark.conf.set(setting, str(count))
+    def _count_rows(self, names: Sequence[str]) -> int:
+        """By what the files' ends tell."""
+        local = self._state.local_root
+        if local is not None:
+            return rows_in([local / name for name in names])
+        with failing_in_one_line(self._state):
+            return self._read(names).count() if names else 0
+
+    @contextlib.contextmanager
+    def _spread(self, size: ParquetSize) -> Iterator[None]:
+        """While it lasts Spark shuffles so much into as many parts as it needs, and never fewer than it is
+        set to; then it is set as before, for the session may be a user's, who goes on with it."""
+        setting, conf = "spark.sql.shuffle.partitions", self._spark.conf
+        before = conf.getAll.get(setting)
+        least = int(before) if before else session_cores(self._spark)
+        conf.set(setting, str(shuffle_count_of(size, least, elastic=is_elastic(self._spark))))
+        try:
+            yield
+        finally:
+            if before:
+                conf.set(setting, before)
+            else:
+                conf.unset(setting)
 
     def windows_of_tail(self) -> set[tuple[str, int]]:
         """{(stream, window start)} of cells that the next run reads again."""
@@ -266,7 +285,7 @@ class RunCells:
         if not new:
             return set()
         tail = self._read(new).filter(col("tail") & col("note").isNull())
-        with failing_in_one_line(self._state):
+        with self._spread(self._size_of(new)), failing_in_one_line(self._state):
             found = tail.select("stream", "window_start_ms").distinct().toArrow().to_pylist()
         return {(row["stream"], row["window_start_ms"]) for row in found}
 
@@ -303,7 +322,6 @@ class RunCells:
             parts.append(self._read(new))  # its tail holds windows back
         cells = functools.reduce(DataFrame.unionByName, parts).filter(col("note").isNull())
         if plan or rows:
-            self._spread(self._size_of(sources))
             verdicts = self._read(rows, NUMBERED_DDL).select(*ASKED)
             told = self._read([plan] if plan else [], PLAN_DDL).unionByName(
                 verdicts.mapInArrow(proven_of, PLAN_DDL)
@@ -311,8 +329,9 @@ class RunCells:
             cells = cells.groupBy("stream").cogroup(told.groupBy("stream")).applyInArrow(folded, CELL_DDL)
         else:
             cells = cells.filter(~col("tail"))
-        few = cells.coalesce(max(1, -(-self._size_of(sources) // FOLDED_FILE_BYTES)))
-        return [*left, *self._write(few, f"{self._folder}{_FOLDED}")]
+        few = cells.coalesce(max(1, -(-self._bytes_of(sources) // FOLDED_FILE_BYTES)))
+        with self._spread(self._size_of(sources)):
+            return [*left, *self._write(few, f"{self._folder}{_FOLDED}")]
 
 
 def is_folded(name: str) -> bool:

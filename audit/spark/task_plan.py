@@ -11,9 +11,11 @@ from `partition_sizes`.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 TASKS_PER_CORE = 2
 LEAST_TASK_RECORDS = 200_000  # about half a second's work
@@ -22,7 +24,8 @@ MOST_TASK_RECORDS = 100_000_000
 RECORD_WORK = 100  # counting a record costs about as much as receiving and checking 100 bytes
 USUAL_RECORD_BYTES = 200  # where nothing is known
 SHUFFLED_BYTES = 16 << 20  # of Parquet in one part of a shuffle: about a million cells of one record
-ELASTIC_SHUFFLED_BYTES = 2 << 20  # where there is an executor for each part
+SHUFFLED_ROWS = 1 << 20  # rows that are much alike take few bytes in a file, and some 400 each in a shuffle
+ELASTIC_PARTS = 8  # to each of these where there is an executor for each part
 UNEVEN = 0.05  # a task may be this much above the average, if that saves a cut
 
 
@@ -74,10 +77,19 @@ def task_count_of(ranges: Sequence[OffsetRange], core_count: int, *, elastic: bo
     return _task_count(work, core_count, most)
 
 
-def shuffle_count_of(byte_count: int, least: int, *, elastic: bool = False) -> int:
-    """Into how many parts cells of so many bytes of Parquet are shuffled: a worker's part stays the same
-    however much there is. `least` is what Spark is set to."""
-    return max(least, -(-byte_count // (ELASTIC_SHUFFLED_BYTES if elastic else SHUFFLED_BYTES)))
+class ParquetSize(NamedTuple):
+    """Of what lies in files."""
+
+    byte_count: int
+    row_count: int
+
+
+def shuffle_count_of(size: ParquetSize, least: int, *, elastic: bool = False) -> int:
+    """Into how many parts what lies in files is shuffled: a worker's part stays the same however much there
+    is. `least` is what Spark is set to."""
+    finer = ELASTIC_PARTS if elastic else 1
+    parts = max(size.byte_count * finer / SHUFFLED_BYTES, size.row_count * finer / SHUFFLED_ROWS)
+    return max(least, math.ceil(parts))
 
 
 def _task_count(work: float, core_count: int, most_records: int) -> int:

@@ -17,7 +17,7 @@ from millrace.audit.keeping import upkeep, verdict_files
 from millrace.audit.keeping.state import StateFolder, guarded
 from millrace.audit.keeping.untrusted_waivers import accept
 from millrace.audit.keeping.waivers import give_waiver
-from millrace.audit.spark import spark_cells
+from millrace.audit.spark import spark_cells, task_plan
 from millrace.audit.status import lines, read_status
 from tests.ports import free_port
 from tests.waiting import patience
@@ -111,8 +111,8 @@ def test_old_proofs_are_folded_away_and_what_comes_late_for_them_is_told_and_not
     spark, world, stream, monkeypatch
 ):
     monkeypatch.setattr(verdict_files, "PART_ROWS", 1)  # the driver reads window by window
-    # As of rows that are too many for one file: here there is one for each of the four days.
-    monkeypatch.setattr(spark_cells, "shuffle_count_of", lambda size, least, **_: max(4, least))
+    # Too many rows for one file: there is one for each of the four days.
+    monkeypatch.setattr(task_plan, "SHUFFLED_ROWS", 2)
     world.config = world.config.model_copy(update={"keep_ms": 10 * DAY_MS})
     world.carry(stream, lose=[15])
     world.position("ewr", 40)
@@ -203,6 +203,34 @@ def test_cells_of_proven_windows_lose_their_places_and_a_late_copy_is_named_all_
     assert [each["sequences"] for each in fourth.summary["duplicates"]] == [[[12, 12]]]
     revised = {each["window_start"]: each["before"] for each in fourth.summary["revisions"]}
     assert revised["2013-01-02T00:00:00Z"] == "PROVEN"
+
+
+def test_cells_that_take_few_bytes_in_a_file_are_shuffled_by_how_many_they_are(
+    spark, world, stream, monkeypatch
+):
+    parts = []
+    asked, setting = spark_cells.shuffle_count_of, "spark.sql.shuffle.partitions"
+
+    def noted(*given, **more) -> int:
+        parts.append(asked(*given, **more))
+        return parts[-1]
+
+    monkeypatch.setattr(spark_cells, "shuffle_count_of", noted)
+    monkeypatch.setattr(task_plan, "SHUFFLED_ROWS", 2)
+    before = spark.conf.get(setting)
+    world.carry(stream, lose=[15])
+    world.position("ewr", 40)
+    found = audit(world)
+    assert [each["sequences"] for each in found.summary["losses"]] == [[[15, 15]]]
+    state = StateFolder.open(world.config.state)
+    kept = state.latest()
+    rows = sum(state.read_table(name).num_rows for name in kept.cells)
+    assert max(parts) >= rows // 2 > 2 and len(verdict_files.row_files(kept.verdicts)) > 1
+    assert spark.conf.get(setting) == before, "a user goes on with the session"
+    parts.clear()
+    monkeypatch.setattr(task_plan, "SHUFFLED_ROWS", 1 << 20)
+    assert audit(world).summary == found.summary
+    assert set(parts) <= {1, int(before)}
 
 
 @pytest.mark.long

@@ -63,7 +63,7 @@ def counted(executors: Executors, place: Path, patch: pytest.MonkeyPatch) -> Non
     # What is to be observed is a column, and those need a running JVM.
     patch.setattr(spark_cells, "f", SimpleNamespace(count=lambda _: SimpleNamespace(alias=str)))
     patch.setattr(spark_cells, "lit", int)
-    conf = SimpleNamespace(getAll={}, set=lambda *_: None)
+    conf = SimpleNamespace(getAll={}, set=lambda *_: None, unset=lambda _: None)
     session = SimpleNamespace(sparkContext=SimpleNamespace(master="local[2]"), conf=conf)
     RunCells(session, StateFolder.open(place), "run", [], "").count(CONFIG, [RANGE])  # type: ignore[arg-type]
 

@@ -13,11 +13,12 @@ from millrace.audit.runs.capture import Capture, MirrorPosition
 from millrace.audit.runs.partition_pins import PartitionPin
 from millrace.audit.runs.reading_plan import plan_ranges
 from millrace.audit.spark.task_plan import (
-    ELASTIC_SHUFFLED_BYTES,
     RECORD_WORK,
     SHUFFLED_BYTES,
+    SHUFFLED_ROWS,
     USUAL_RECORD_BYTES,
     OffsetRange,
+    ParquetSize,
     plan_tasks,
     shuffle_count_of,
     task_count_of,
@@ -154,7 +155,8 @@ def test_where_executors_come_with_tasks_the_work_decides_too():
     assert [count(records) for records in (0, 100_000, 400_000, 10_000_000)] == [1, 1, 2, 4]
     assert count(1_000_000_000) == 100 and count(1_000_000_000, size=20_000.0) == 6_700
     assert count(100_000_000, cores=400) == 400, "those that run are not left idle"
-    assert shuffle_count_of(100 * ELASTIC_SHUFFLED_BYTES, 2, elastic=True) == 100
+    assert shuffle_count_of(ParquetSize(10 * SHUFFLED_BYTES, 0), 2, elastic=True) == 80
+    assert shuffle_count_of(ParquetSize(0, 10 * SHUFFLED_ROWS), 2, elastic=True) == 80
 
 
 def ranges_of(*sizes: tuple[int, float]) -> list[OffsetRange]:
@@ -220,6 +222,10 @@ def test_random_plans_cover_every_offset_once_and_are_even_in_work():
 
 
 def test_a_shuffle_has_as_many_parts_as_its_cells_need_and_never_fewer_than_spark_is_set_to():
-    assert shuffle_count_of(0, 2) == shuffle_count_of(2 * SHUFFLED_BYTES, 2) == 2
-    assert shuffle_count_of(2 * SHUFFLED_BYTES + 1, 2) == 3
-    assert shuffle_count_of(17_000_000_000, 16) > 1000, "a day of cells of one record"
+    def count(byte_count: int, row_count: int = 0, least: int = 2) -> int:
+        return shuffle_count_of(ParquetSize(byte_count, row_count), least)
+
+    assert count(0) == count(2 * SHUFFLED_BYTES, 2 * SHUFFLED_ROWS) == 2
+    assert count(2 * SHUFFLED_BYTES + 1) == 3
+    assert count(17_000_000_000, least=16) > 1000, "a day of cells of one record"
+    assert count(11_000_000, 28_800_000) == 28, "cells that are much alike, which are small in a file only"

@@ -105,7 +105,7 @@ def counted(tmp_path, monkeypatch, tables, rows, config=CONFIG, reader="read_pin
     monkeypatch.setattr(spark_cells, "Observation", lambda _: SimpleNamespace())
     monkeypatch.setattr(spark_cells, "f", SimpleNamespace(count=lambda _: SimpleNamespace(alias=str)))
     monkeypatch.setattr(spark_cells, "lit", lambda _: None)
-    conf = SimpleNamespace(getAll={}, set=lambda *_: None)
+    conf = SimpleNamespace(getAll={}, set=lambda *_: None, unset=lambda _: None)
     session: Any = SimpleNamespace(sparkContext=SimpleNamespace(master="local[2]"), conf=conf)
     RunCells(session, state, "run", [], "").count(config, PLANNED)
 
