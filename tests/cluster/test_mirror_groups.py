@@ -4,6 +4,7 @@ transactional with aborted records, compacted with holes."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -19,6 +20,9 @@ import yaml
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from millrace.mirror.offsets.map_reader import MapReader
+from millrace.mirror.offsets.translation import Answer, Translation
+from millrace.mirror.topics.routes import SourcePartition
 from tests import waiting
 from tests.cluster.mirror_process import MirrorProcess
 from tests.pairs import End, Pair, in_pairs
@@ -144,6 +148,36 @@ def read(end: End, group: str, topics: dict[str, int], at_least: int | None = No
     return found
 
 
+def places(end: End, topic: str, partition: int) -> dict[bytes, int]:
+    """{value: offset} of all that is committed in the partition."""
+    found: dict[bytes, int] = {}
+    consumer = Consumer(
+        {
+            "bootstrap.servers": end.bootstrap,
+            "group.id": "looks",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+        }
+    )
+    deadline = Deadline(lambda: f"{len(found)} records of {topic}-{partition}", within_s=TIMEOUT_S)
+    try:
+        consumer.assign([TopicPartition(topic, partition, 0)])
+        while True:
+            deadline.check()
+            message = consumer.poll(0.2)
+            if message is None:
+                continue
+            if (error := message.error()) is None:
+                found[message.value() or b""] = message.offset() or 0
+            elif error.code() == KafkaError._PARTITION_EOF:
+                return found
+            else:
+                raise AssertionError(str(error))
+    finally:
+        consumer.close()
+
+
 def everything(end: End, topics: dict[str, int]) -> list[Read]:
     return read(end, f"reads-all-{time.monotonic_ns()}", topics)
 
@@ -213,6 +247,38 @@ class Move:
     def translate(self, *words: str) -> tuple[int, dict[str, Any], str]:
         return translate(self.mirror.config_path, self.group, *words)
 
+    def check_every_offset(self) -> int:
+        """Each offset of the source's logs, those of records and those between, is translated to where the
+        next record's copy is, or to the end. Returns how many of these were of no record."""
+        between = 0
+        for topic, count in self.topics.items():
+            for partition in range(count) if topic != self.compacted else ():  # what it holds changes
+                at_source = places(self.pair.source, topic, partition)
+                at_target = places(self.pair.target, topic, partition)
+                assert at_source.keys() == at_target.keys()
+                end = stable_end(self.pair.source, topic, partition)
+                wanted = []
+                following = max(at_target.values()) + 1
+                values = {offset: value for value, offset in at_source.items()}
+                for offset in range(end, -1, -1):
+                    following = at_target[values[offset]] if offset in values else following
+                    wanted.insert(0, Translation(Answer.EXACT, following))
+                found = asyncio.run(self._translations(SourcePartition("src", topic, partition), end))
+                assert found == wanted, (topic, partition)
+                between += end - len(values)
+        return between
+
+    async def _translations(self, partition: SourcePartition, end: int) -> list[Translation]:
+        async with self.pair.target.cluster() as target:
+            reader = MapReader(target, self.mirror.settings["name"])
+            await reader.refresh_positions()
+            await reader.refresh_map({(partition.source, partition.topic)})
+            position = reader.positions.known[partition]
+            chunks = reader.maps[partition]
+            return [
+                chunks.translate(offset, position.next_offset, position.topic_id) for offset in range(end + 1)
+            ]
+
     def superseded(self, at_source: list[Read]) -> list[Read]:
         """What the source may have compacted away after it was carried and before the group came to it: of
         such a key the group has read a later record there."""
@@ -262,6 +328,7 @@ def test_a_group_that_moves_by_translation_reads_every_record_once(pair: Pair) -
     move.mirror.start()
     move.write(range(100, 200))
     move.wait_until_carried()
+    assert move.check_every_offset() > 40, "no aborted records and no markers"
 
     status, shown, _ = move.translate()
     assert status == 0, shown
