@@ -22,6 +22,7 @@ from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.errors import KafkaError
 from millrace.broker.protocol.records import Record, build_batch
+from tests.cluster.mirror_calls import command
 from tests.cluster.mirror_process import MirrorProcess, send, until
 from tests.pairs import Pair
 from tests.waiting import patience
@@ -119,11 +120,19 @@ class GapStory:
     def post(self, path: str, *policies: str) -> None:
         for policy in policies or (STOP, SKIP):
             selection: dict[str, Any] = {"source": self.pair.source.name, "topic": self.topic}
-            if path == "/skip":
-                selection["partition"] = 0
             post(self.mirrors[policy], path, **selection)
 
+    def skip(self) -> None:
+        """Lets the gap pass at which the one mirror is stopped."""
+        said = command(self.mirrors[STOP], "skip", self.place)
+        assert said.endswith(" is let pass\n") and f" gap of {self.place} at offset " in said, said
+
     # --- what must be so ---------------------------------------------------------------------------
+
+    @property
+    def place(self) -> str:
+        """As an operator names partition 0."""
+        return f"{self.pair.source.name}/{self.topic}:0"
 
     def partition(self, policy: str) -> dict[str, Any]:
         """The status line of partition 0."""
@@ -198,6 +207,11 @@ class GapStory:
         assert gap["reason"]
         assert gap["open"] == (gap_class == "recreated")
         assert (await self.events(STOP))[-1] == (gap_class, first, following)
+        count = "1 offset" if following - first == 1 else f"{following - first} offsets"
+        behind = " and what came after" if gap["open"] else ""
+        line = f"{self.place} is stopped: {gap_class.replace('_', ' ')}, {count} from {first}{behind}\n"
+        shown = command(self.mirrors[STOP], "status")
+        assert line in shown and f"  millrace mirror skip {self.place}\n" in shown, shown
         await self._has_counted(STOP, gap_class, open_gaps=1)
         return gap
 
@@ -253,7 +267,7 @@ async def has_lost_its_end(gap: GapStory, shown: list[bytes], kept: int, later: 
     await gap.has(SKIP, *shown, *later)
     await gap.has_skipped("truncated", kept, len(shown))
     await gap.has(STOP, *shown)
-    gap.post("/skip", STOP)
+    gap.skip()
     await gap.has(STOP, *shown, *later)
     await gap.has_skipped("truncated", kept, len(shown), STOP)
 

@@ -83,7 +83,7 @@ def test_retention_overtakes_a_paused_mirror(pair: Pair) -> None:
             assert await gap.events(STOP) == [("expired", 1, 7)]
             assert gap.partition(STOP)["position"] == position
             await until(lag_is_seen_while_stopped, lambda: str(gap.partition(STOP)))
-            gap.post("/skip", STOP)
+            gap.skip()
             await gap.has(STOP, number[0], *number[7:])
             await gap.has_skipped("expired", 1, 7, STOP)
 
@@ -119,7 +119,7 @@ def test_topic_made_again_under_a_running_mirror_is_never_read_at_old_offsets(pa
             await gap.has(SKIP, b"old 0", b"old 1", b"old 2", *new)
             await gap.has_skipped("recreated", 3, 3)
             assert await values(gap.target, f"{STOP}.{gap.topic}") == [b"old 0", b"old 1", b"old 2"]
-            gap.post("/skip", STOP)
+            gap.skip()
             await gap.has(STOP, b"old 0", b"old 1", b"old 2", *new)
             await gap.has_skipped("recreated", 3, 3, STOP)
 
@@ -160,7 +160,7 @@ def test_topic_made_again_with_records_that_were_never_carried(pair: Pair) -> No
             assert gap.mirrors[STOP].terminate() == 0
             gap.mirrors[STOP].start()
             await gap.is_stopped_at("recreated", 3, 8)
-            gap.post("/skip", STOP)
+            gap.skip()
             await gap.has(STOP, *old, *new)
             await gap.has_skipped("recreated", 3, 8, STOP)
 
@@ -209,7 +209,7 @@ def test_topic_made_again_while_the_mirror_is_down(pair: Pair) -> None:
             gap.post("/retry", STOP)
             await gap.is_stopped_at("recreated", 2, 2, met["at_ms"])
             assert await gap.events(STOP) == [("recreated", 2, 2)]
-            gap.post("/skip", STOP)
+            gap.skip()
             await gap.has(STOP, b"old 0", b"old 1", *new)
 
     asyncio.run(story())
@@ -249,7 +249,7 @@ def test_record_whose_time_the_target_refuses(pair: Pair) -> None:
             await gap.has(STOP, b"before", b"A")
             await gap.has(SKIP, b"before", b"A", b"C", b"after")
             await gap.has_skipped("refused", 2, 3)
-            gap.post("/skip", STOP)
+            gap.skip()
             await gap.has(STOP, b"before", b"A", b"C", b"after")
             await gap.has_skipped("refused", 2, 3, STOP)
 
@@ -306,7 +306,7 @@ def test_each_class_has_a_policy_of_its_own(pair: Pair) -> None:
                 return await gap.events(SKIP) == told
 
             await until(are_told, logs_of=[gap.mirrors[SKIP]])
-            gap.post("/skip", STOP)
+            gap.skip()
             await gap.has(STOP, b"0", b"2", b"5")
             assert await gap.events(STOP) == told
 
