@@ -252,8 +252,8 @@ def messages_once(path: Path, complete: Callable[[list[str]], bool]) -> list[str
 
 @pytest.mark.java
 @pytest.mark.kafka
-def test_missing_permissions_on_a_source_are_listed(
-    guarded: KafkaPeer, broker: BrokerProcess, tmp_path: Path
+def test_missing_permissions_on_a_source_are_listed_and_end_the_start(
+    guarded: KafkaPeer, broker: BrokerProcess, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     make_topics(guarded.bootstrap, {name: (1, {}) for name in ("src-a", "src-b", "src-unseen")})
     deny(
@@ -275,6 +275,10 @@ def test_missing_permissions_on_a_source_are_listed(
         "Read on Topic src-a, src-b, src-unseen",
     ]
     assert refused(messages_once(path, lambda said: refused(said) == wanted)) == wanted
+    capfd.readouterr()
+    assert daemon.run(path) == 2
+    last = capfd.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith(f"millrace mirror: {place}") and any(each in last for each in wanted), last
 
 
 @pytest.mark.java
