@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -204,7 +205,8 @@ def test_mirror_follows_a_broker_to_another_port(pair: Pair, several: Several) -
 def test_sources_of_one_two_and_three_brokers_fill_one_aggregate(
     pair: Pair, several: Several, module_broker_factory: BrokerFactory, tmp_path: Path
 ) -> None:
-    """The sources know nothing of each other: no broker has another cluster's address."""
+    """The sources know nothing of each other: no broker has another cluster's address, and none is ever
+    connected to one."""
     kind, topic = pair.source.kind, pair.unique("flights-of-three")
     with two_brokers(kind, module_broker_factory, tmp_path) as two:
         sources = {
@@ -220,7 +222,33 @@ def test_sources_of_one_two_and_three_brokers_fill_one_aggregate(
             name=pair.unique("three"),
         )
         pair.mirrors.append(mirror)
-        asyncio.run(fill_one_aggregate(pair, topic, sources, mirror))
+        clusters = {
+            "one": [pair.source.pid],
+            "two": pids_of(two),
+            "three": pids_of(several(kind)),
+            "target": [pair.target.pid],
+        }
+        asyncio.run(fill_one_aggregate(pair, topic, sources, mirror, clusters))
+
+
+def pids_of(several: ThreeBrokers) -> list[int]:
+    found = [broker.process.pid for broker in several.brokers.values() if broker.process is not None]
+    assert len(found) == len(several.brokers)
+    return found
+
+
+def connected(clusters: Mapping[str, Sequence[int]]) -> set[tuple[str, str]]:
+    """Which cluster's processes have a connection to a port that another's listen at."""
+    listens: dict[int, str] = {}
+    connects: set[tuple[str, int]] = set()
+    for name, pids in clusters.items():
+        for pid in pids:
+            for each in psutil.Process(pid).net_connections("tcp"):
+                if each.status == psutil.CONN_LISTEN:
+                    listens[each.laddr.port] = name
+                elif each.raddr:
+                    connects.add((name, each.raddr.port))
+    return {(name, listens[port]) for name, port in connects if port in listens and listens[port] != name}
 
 
 @contextmanager
@@ -234,7 +262,11 @@ def two_brokers(kind: Kind, make: BrokerFactory, folder: Path) -> Iterator[Three
 
 
 async def fill_one_aggregate(
-    pair: Pair, topic: str, sources: dict[str, tuple[str, int, int]], mirror: MirrorProcess
+    pair: Pair,
+    topic: str,
+    sources: dict[str, tuple[str, int, int]],
+    mirror: MirrorProcess,
+    clusters: dict[str, list[int]],
 ) -> None:
     async with AsyncExitStack() as stack:
         target = await stack.enter_async_context(pair.target.cluster())
@@ -247,8 +279,12 @@ async def fill_one_aggregate(
                 await send(source, topic, number % partitions, one(value))
                 sent.append((number % partitions, value))
         mirror.start()
+        assert mirror.process is not None
+        looks = {**clusters, "mirror": [mirror.process.pid]}
+        seen: set[tuple[str, str]] = set()
 
         async def all_there() -> list[tuple[int, bytes]]:
+            seen.update(connected(looks))
             try:
                 got = [
                     (record.partition, record.value or b"")
@@ -260,6 +296,8 @@ async def fill_one_aggregate(
 
         got = await until(all_there, logs_of=[mirror])
         assert Counter(got) == Counter(sent)
+        assert {(who, to) for who, to in seen if who in clusters} == set()
+        assert {("mirror", name) for name in clusters} <= seen, "whoever carries it is"
         for name, (_, partitions, _) in sources.items():
             for partition in range(partitions):
                 start = f"{name}/{partition}/".encode()
