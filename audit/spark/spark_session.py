@@ -57,8 +57,11 @@ _JAVA_OPTIONS = (
     "-XX:+UseSerialGC -Xshare:auto -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
     "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
 )
-# Spark's own rule for what its logs leave out, and more.
-_SECRET_NAME = re.compile(r"(?i)secret|password|token|credential|access[.]?key")
+# Spark's own rule for what its pages and logs leave out, and more: the keys of Azure's and Google's stores,
+# and the whole login of a Kafka client.
+_SECRET_NAME = re.compile(
+    r"(?i)secret|password|passphrase|token|credential|(access|account|private|encryption)[.]?key|sas[.]|jaas"
+)
 _START_LINES = (b"WARNING: Using incubator modules: jdk.incubator.vector",)
 
 _LOG4J = """\
@@ -346,6 +349,7 @@ def _configuration(master: str, work_folder: Path, settings: Mapping[str, str]) 
         "spark.sql.parquet.compression.codec": "zstd",
         "spark.sql.warehouse.dir": str(work_folder / "warehouse"),
         "spark.python.worker.reuse": "true",
+        "spark.redaction.regex": _SECRET_NAME.pattern,
         "spark.shuffle.compress": "false" if cores is not None and cores <= 4 else "true",
     }
     if cores is not None:  # what a cluster has is asked when it is there (`session_cores`)

@@ -1,4 +1,5 @@
-"""Secrets among Spark's settings reach its JVM, and nobody who lists the machine's processes sees them."""
+"""Secrets among Spark's settings reach its JVM, and nobody sees them who lists the machine's processes or
+reads what Spark tells of itself."""
 
 from __future__ import annotations
 
@@ -16,11 +17,20 @@ import os, sys
 from pathlib import Path
 from millrace.audit.spark.spark_session import SparkBeside
 
-settings = {
-    "spark.hadoop.fs.s3a.secret.key": "no-one-reads-this",
-    "spark.ssl.keyPassword": "no-one-reads-this",
-}
+names = (
+    "spark.hadoop.fs.s3a.secret.key",
+    "spark.hadoop.fs.s3a.access.key",
+    "spark.hadoop.fs.azure.account.key.ours.dfs.core.windows.net",
+    "spark.hadoop.fs.azure.sas.fixed.token.container.ours.dfs.core.windows.net",
+    "spark.hadoop.fs.gs.auth.service.account.private.key",
+    "spark.ssl.keyPassword",
+)
+settings = dict.fromkeys(names, "no-one-reads-this")
 settings["spark.sql.session.timeZone"] = "UTC"
+logs = Path(sys.argv[1]) / "logs"
+logs.mkdir()
+settings |= {"spark.eventLog.enabled": "true", "spark.eventLog.dir": logs.as_uri()}
+settings["spark.eventLog.compress"] = "false"
 with SparkBeside("local[1]", Path(sys.argv[1]), settings) as spark:
     session = spark.session()
     context = session.sparkContext
@@ -35,10 +45,14 @@ with SparkBeside("local[1]", Path(sys.argv[1]), settings) as spark:
     assert "no-one-reads-this" not in java, "a secret stands on the command line"
     assert context._jsc.hadoopConfiguration().get("fs.s3a.secret.key") == "no-one-reads-this"
     assert context.getConf().get("spark.ssl.keyPassword") == "no-one-reads-this"
+    session.range(3).collect()
+told = b"".join(path.read_bytes() for path in logs.rglob("*") if path.is_file())
+assert all(name.encode() in told for name in names), "Spark tells its settings"
+assert b"no-one-reads-this" not in told, "a secret stands in the event log"
 """
 
 
-def test_secrets_are_not_on_the_command_line(tmp_path) -> None:
+def test_secrets_are_on_no_command_line_and_in_no_event_log(tmp_path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path)],
         capture_output=True,
