@@ -15,13 +15,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from millrace.audit import explain, job, status
-from millrace.audit.keeping import verdict_files
+from millrace.audit.keeping import hadoop_files, verdict_files
 from millrace.audit.keeping.hadoop_files import FileSystemFailed, HadoopFiles
 from millrace.audit.keeping.state import STATE_VERSION, Commit, CommitConflict, StateFolder
 from millrace.audit.keeping.state_files import LocalFiles, StatePlaceUnsafe
 from millrace.audit.keeping.verdict_files import row_files
 from millrace.audit.runs import event_reading
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA
+from millrace.broker.errors import MillraceError
 from tests.waiting import patience
 
 pytestmark = pytest.mark.java
@@ -186,6 +187,45 @@ def test_a_link_whose_answer_was_lost_is_ours_and_a_place_without_links_is_refus
     with pytest.raises(StatePlaceUnsafe, match=r"no hard links \(Operation not permitted.*set state:"):
         StateFolder.open(hadoop_place)
     assert {entry.name for entry in files.entries("") if not entry.is_folder} == set()
+
+
+def test_a_store_that_creates_at_close_gives_the_name_once_and_its_lost_answer_is_looked_up(
+    spark, hadoop_place, monkeypatch
+):
+    """As Google's and S3's: there is no name aside, and what is refused may be the second try of our own."""
+    monkeypatch.setattr(hadoop_files, "commit_rule", lambda *_: hadoop_files.Rule.GENERATION)
+    files = HadoopFiles(hadoop_place)
+    files.prepare(("commits",))
+    assert [entry.name for entry in files.entries("")] == ["commits"], "the probe is gone"
+    assert files.create("commits/1", b"first") and not files.create("commits/1", b"second")
+    assert files.read("commits/1") == b"first"
+
+    create = HadoopFiles._create_at_close
+    lost = FileSystemFailed(f"{hadoop_place}: connection reset (SocketException)")
+
+    def answer_is_lost(self, name, content, rule):
+        create(self, name, content, rule)
+        raise lost
+
+    monkeypatch.setattr(HadoopFiles, "_create_at_close", answer_is_lost)
+    assert files.create("commits/2", b"ours")
+    assert not files.create("commits/1", b"second") and files.read("commits/1") == b"first"
+
+    def fails(self, name, content, rule):
+        raise lost
+
+    monkeypatch.setattr(HadoopFiles, "_create_at_close", fails)
+    with pytest.raises(FileSystemFailed, match="connection reset"):
+        files.create("commits/3", b"nobody's")
+    monkeypatch.undo()
+
+    # A store that does not know the option says so before anything is written.
+    monkeypatch.setattr(hadoop_files, "commit_rule", lambda *_: hadoop_files.Rule.CONDITIONAL)
+    unknowing = HadoopFiles(hadoop_place)
+    with pytest.raises(MillraceError) as refused:
+        unknowing.prepare(("commits",))
+    assert hadoop_files.CONDITIONAL_CREATE in str(refused.value) and "\n" not in str(refused.value)
+    assert [entry.name for entry in files.entries("")] == ["commits"]
 
 
 class Killed(BaseException):
