@@ -397,7 +397,8 @@ def test_a_state_that_lacks_a_file_or_is_newer_is_one_line_and_stays_as_it_is(
     assert audit(world).exit_status == 1
     world.send(stream, [61])
     world.report(stream, report=2)
-    assert audit(world).exit_status == 1
+    second = audit(world)
+    assert second.exit_status == 1
     state = StateFolder.open(world.config.state)
     latest = state.latest()
     (lines,) = [name for name in latest.verdicts if name.endswith("lines.parquet")]
@@ -428,12 +429,22 @@ def test_a_state_that_lacks_a_file_or_is_newer_is_one_line_and_stays_as_it_is(
     (place / f"commits/.{latest.number:08d}.json.crc").unlink(missing_ok=True)
     (place / commit).write_text(json.dumps(newer))
     failed_by(f"{state.where}/{commit} has format version {STATE_VERSION + 1}", "use the newer program")
-    for path in (place / "commits").iterdir():
-        path.unlink()
-    failed_by(f"{state.where}/commits has no commit", "is of run 2; restore the commits")
     (place / commit).write_text(json.dumps(content))
+    (place / "commits").rename(tmp_path / "commits")
+    (place / "commits").mkdir()
+    failed_by(f"{state.where}/commits has no commit", "is of run 2; restore the commits")
+    (place / "commits").rmdir()
+    (tmp_path / "commits").rename(place / "commits")
     assert state.latest() == latest
     assert audit(world).exit_status == 1
+
+    # The way that is named leads back: what the run had read is read again, and said again.
+    (place / latest.events).unlink()
+    (place / commit).rename(tmp_path / "moved away")
+    assert state.latest().number == latest.number - 1
+    assert audit(world).summary == second.summary
+    assert state.latest().number == latest.number
+    assert audit(world).summary == second.summary
 
 
 def test_what_a_person_mistyped_is_named(spark, world, stream, tmp_path: Path):

@@ -140,6 +140,17 @@ def test_a_cluster_is_not_told_how_many_cores_it_has(master, set_here, tmp_path,
     assert {conf.get(name) for name in names} == {set_here}
 
 
+def test_what_audit_yaml_sets_stands_above_what_was_submitted_and_that_above_our_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(spark_session, "SparkConf", Settings)
+    submitted = {"spark.driver.memory": "2g", "spark.ui.enabled": "true", "spark.master": "yarn"}
+    monkeypatch.setattr(spark_session, "submitted", lambda: submitted)
+    given = {"spark.driver.memory": "3g", "spark.hadoop.fs.s3a.endpoint": "ours"}
+    conf = spark_session._configuration("local[2]", tmp_path, given)
+    assert conf["spark.driver.memory"] == "3g" and conf["spark.ui.enabled"] == "true"
+    assert conf["spark.hadoop.fs.s3a.endpoint"] == "ours" and conf["spark.sql.adaptive.enabled"] == "false"
+    assert conf["spark.master"] == "local[2]", "the one that the run was asked for"
+
+
 class Settings(dict[str, str]):
     """SparkConf's face, without a JVM."""
 
