@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -13,6 +14,8 @@ import pytest
 import yaml
 
 from millrace.broker.client.cluster import Cluster
+from millrace.mirror.checks.check import Severity, check
+from millrace.mirror.config import load_config
 from tests.cluster.mirror_process import MirrorProcess, until
 from tests.cluster.secured_mirrors import FROM_SECURED, Section, arrived, fill, more
 from tests.pairs import Pair, in_pairs
@@ -182,7 +185,17 @@ def test_a_certificate_that_has_expired_and_is_renewed(
                 (source,) = mirror.status().get("sources", ({},))
                 return source.get("error")
 
-            assert "the server's certificate has expired" in await until(refused, logs_of=[mirror])
+            cause = "the server's certificate has expired"
+            assert cause in await until(refused, logs_of=[mirror])
+            checked = await check(load_config(mirror.config_path))
+            (found,) = (each for each in checked if each.severity is Severity.ERROR)
+            assert found.where == "kafka" and cause in found.message
+            assert re.fullmatch(r"mirror\.yaml:\d+: sources\[0\]\.security", found.place)
+
+            async def is_logged() -> bool:
+                return any(cause in line and "source=kafka" in line for line in mirror.log.splitlines())
+
+            await until(is_logged, logs_of=[mirror])
             await secure_kafka.renew_certificate()
             await arrived(target, topic, sent, mirror)
 

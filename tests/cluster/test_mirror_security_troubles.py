@@ -230,6 +230,11 @@ def test_a_target_that_refuses_is_asked_until_it_does_not(
 
             said = await until(refused, logs_of=[mirror])
             assert refusal in said
+
+            async def is_logged() -> bool:
+                return any(refusal in line and "cluster=agg" in line for line in mirror.log.splitlines())
+
+            await until(is_logged, logs_of=[mirror])
             assert mirror.process is not None and mirror.process.poll() is None
             secret.write_text(right)
             await arrived(kafka, topic, values, mirror)
