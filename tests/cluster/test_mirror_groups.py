@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from millrace.mirror.offsets.map_reader import MapReader
@@ -86,18 +86,30 @@ def key_of(number: int) -> bytes:
     return b"once-%d" % number if number % 4 == 0 else b"often-%d" % (number % 3)
 
 
-def produce_by_keys(end: End, topic: str, numbers: range) -> None:
+def produce_by_keys(end: End, topic: str, numbers: range) -> dict[bytes, int]:
+    """{value: its offset}, for compaction takes most of them."""
+    written: dict[bytes, int] = {}
     producer = Producer({"bootstrap.servers": end.bootstrap, "linger.ms": 0})
     for number in numbers:
-        producer.produce(topic, f"{topic}:{number}".encode(), key_of(number), partition=0)
-        producer.flush(patience(TIMEOUT_S))
+        send_one(producer, topic, f"{topic}:{number}".encode(), key_of(number), written)
+    return written
 
 
-def roll(end: End, topic: str) -> None:
+def roll(end: End, topic: str) -> dict[bytes, int]:
     """Only a new record ends the segment that compaction leaves alone."""
+    written: dict[bytes, int] = {}
     producer = Producer({"bootstrap.servers": end.bootstrap})
-    producer.produce(topic, ROLLS, ROLLS, partition=0)
-    assert producer.flush(patience(TIMEOUT_S)) == 0
+    send_one(producer, topic, ROLLS + b" %d" % time.monotonic_ns(), ROLLS, written)
+    return written
+
+
+def send_one(producer: Producer, topic: str, value: bytes, key: bytes, written: dict[bytes, int]) -> None:
+    def note(error: KafkaError | None, message: Message) -> None:
+        assert error is None, error
+        written[value] = message.offset() or 0
+
+    producer.produce(topic, value, key, partition=0, on_delivery=note)
+    assert producer.flush(patience(TIMEOUT_S)) == 0 and value in written
 
 
 @contextmanager
@@ -205,6 +217,7 @@ class Move:
         )
         self.topics = {self.plain: 2, self.transactional: 2, self.compacted: 1}
         self.group = pair.unique("moves")
+        self.written: dict[bytes, int] = {}
         for topic, count in self.topics.items():
             create(pair.source, topic, count, COMPACTED if topic == self.compacted else None)
             create(pair.target, topic, count)  # and not compacted: nothing goes while it is compared
@@ -219,11 +232,11 @@ class Move:
     def write(self, numbers: range) -> None:
         produce(self.pair.source, self.plain, 2, numbers)
         produce_in_transactions(self.pair.source, self.transactional, 2, numbers)
-        produce_by_keys(self.pair.source, self.compacted, numbers)
+        self.written |= produce_by_keys(self.pair.source, self.compacted, numbers)
 
     def wait_for_holes(self, written: int) -> None:
         def has_holes() -> bool:
-            roll(self.pair.source, self.compacted)
+            self.written |= roll(self.pair.source, self.compacted)
             return len(everything(self.pair.source, {self.compacted: 1})) < written * 3 // 4
 
         until(has_holes, lambda: "the source was not compacted")
@@ -247,15 +260,18 @@ class Move:
     def translate(self, *words: str) -> tuple[int, dict[str, Any], str]:
         return translate(self.mirror.config_path, self.group, *words)
 
-    def check_every_offset(self) -> int:
+    def check_every_offset(self) -> dict[str, int]:
         """Each offset of the source's logs, those of records and those between, is translated to where the
-        next record's copy is, or to the end. Returns how many of these were of no record."""
-        between = 0
+        next record's copy is, or to the end. Returns how many of these were of no record, by topic."""
+        between: dict[str, int] = {}
         for topic, count in self.topics.items():
-            for partition in range(count) if topic != self.compacted else ():  # what it holds changes
-                at_source = places(self.pair.source, topic, partition)
+            for partition in range(count):
                 at_target = places(self.pair.target, topic, partition)
-                assert at_source.keys() == at_target.keys()
+                if topic == self.compacted:  # there is less at the source now than was carried
+                    at_source = {value: self.written[value] for value in at_target}
+                else:
+                    at_source = places(self.pair.source, topic, partition)
+                    assert at_source.keys() == at_target.keys()
                 end = stable_end(self.pair.source, topic, partition)
                 wanted = []
                 following = max(at_target.values()) + 1
@@ -265,7 +281,7 @@ class Move:
                     wanted.insert(0, Translation(Answer.EXACT, following))
                 found = asyncio.run(self._translations(SourcePartition("src", topic, partition), end))
                 assert found == wanted, (topic, partition)
-                between += end - len(values)
+                between[topic] = between.get(topic, 0) + end - len(values)
         return between
 
     async def _translations(self, partition: SourcePartition, end: int) -> list[Translation]:
@@ -285,7 +301,7 @@ class Move:
         read_there = {
             int(value.rpartition(b":")[2])
             for topic, value in at_source
-            if topic == self.compacted and value != ROLLS
+            if topic == self.compacted and not value.startswith(ROLLS)
         }
         last = {key_of(number): number for number in sorted(read_there)}
         return [
@@ -295,13 +311,17 @@ class Move:
         ]
 
     def check_read_once(self, at_source: list[Read], at_target: list[Read]) -> None:
-        carried = [each for each in everything(self.pair.target, self.topics) if each[1] != ROLLS]
-        read_at_all = Counter(each for each in at_source + at_target if each[1] != ROLLS)
+        carried = [each for each in everything(self.pair.target, self.topics) if is_of_test(each)]
+        read_at_all = Counter(each for each in at_source + at_target if is_of_test(each))
         assert read_at_all - Counter(carried) == Counter()
         never_read = Counter(carried) - read_at_all
         assert never_read - Counter(self.superseded(at_source)) == Counter()
         plain = [value for topic, value in carried if topic == self.plain]
         assert len(plain) == len(set(plain)) == 200
+
+
+def is_of_test(each: Read) -> bool:
+    return not each[1].startswith(ROLLS)
 
 
 def translate(config: Path, group: str, *words: str) -> tuple[int, dict[str, Any], str]:
@@ -328,7 +348,10 @@ def test_a_group_that_moves_by_translation_reads_every_record_once(pair: Pair) -
     move.mirror.start()
     move.write(range(100, 200))
     move.wait_until_carried()
-    assert move.check_every_offset() > 40, "no aborted records and no markers"
+    between = move.check_every_offset()
+    assert between[move.plain] == 0
+    assert between[move.transactional] > 40, "aborted records and markers"
+    assert between[move.compacted] > 10, "what was compacted away before it was carried"
 
     status, shown, _ = move.translate()
     assert status == 0, shown
