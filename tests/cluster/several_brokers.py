@@ -71,11 +71,11 @@ def end_of(several: ThreeBrokers, kind: Kind, name: str) -> End:
     return End(kind, name, first.bootstrap, data, first)
 
 
-def move(broker: BrokerProcess | KafkaPeer, port: int) -> None:
-    """Stops a broker and starts it with its data at another port."""
+def move(broker: BrokerProcess | KafkaPeer, port: int, host: str = "127.0.0.1") -> None:
+    """Stops a broker and starts it with its data at another port, and at another host."""
     if isinstance(broker, KafkaPeer):
-        broker.restart(port=port)
+        broker.restart(port=port, host=host)
     else:
         broker.stop()
-        broker.port = port
+        broker.port, broker.advertised_host = port, host
         broker.start()

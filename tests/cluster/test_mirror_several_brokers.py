@@ -158,16 +158,24 @@ def test_unclean_election(pair: Pair, several: Several) -> None:
 
 
 @in_pairs("millrace-millrace", "kafka-millrace", "millrace-kafka")
-def test_mirror_follows_a_broker_to_another_port(pair: Pair, several: Several) -> None:
+@pytest.mark.parametrize("which", ["source", "target"])
+def test_mirror_follows_a_broker_to_another_port_and_another_host(
+    pair: Pair, several: Several, which: str
+) -> None:
     """Only the first broker is named: of the one that moves, the mirror knows what the cluster has told."""
-    cluster = several(pair.source.kind)
+    moving = getattr(pair, which)
+    cluster = several(moving.kind)
     topic = pair.unique("moved")
     cluster.create_on(topic, (1,), (2,))
-    pair = replace(pair, source=end_of(cluster, pair.source.kind, pair.source.name))
-    mirror = pair.mirror([topic], batches="pass_through")  # this test looks at batches: neighbours stay apart
+    pair = replace(pair, **{which: end_of(cluster, moving.kind, moving.name)})
+    # This test looks at batches: neighbours stay apart.
+    mirror = pair.mirror([topic], start=False, batches="pass_through", group=GROUP)
 
     async def story() -> None:
         async with pair.source.cluster() as source, pair.target.cluster() as target:
+            if which == "target":
+                await create_topic(source, topic, 2, 1)
+            mirror.start()
             sent: dict[int, list[bytes]] = {0: [], 1: []}
 
             async def send_all(name: str) -> None:
@@ -192,9 +200,10 @@ def test_mirror_follows_a_broker_to_another_port(pair: Pair, several: Several) -
             await send_all("before")
             await until(is_there, logs_of=[mirror])
             await until(all_arrived, logs_of=[mirror])
-            move(cluster.brokers[2], free_port())
-            await send_all("after")
-            await until(all_arrived, logs_of=[mirror])
+            for host in ("127.0.0.1", "127.0.0.2"):
+                move(cluster.brokers[2], free_port(), host)
+                await send_all(f"at {host}")
+                await until(all_arrived, logs_of=[mirror])
             for number, batches in sent.items():
                 assert await record_bytes(target, topic, number) == batches
 

@@ -108,6 +108,7 @@ class KafkaPeer:
         self._format_arguments = format_arguments
         self._listener_ports = dict(zip(self._listeners, (free_port() for _ in self._listeners), strict=True))
         self._process: subprocess.Popen[bytes] | None = None
+        self._host = "127.0.0.1"
         self._broker_port = 0
         self._controller_port = 0
         self._log_start = 0
@@ -115,7 +116,7 @@ class KafkaPeer:
     @property
     def bootstrap(self) -> str:
         """`host:port` of the broker's listener."""
-        return f"127.0.0.1:{self._broker_port}"
+        return f"{self._host}:{self._broker_port}"
 
     def address(self, listener: str) -> str:
         """`host:port` of one of the further listeners."""
@@ -182,10 +183,10 @@ class KafkaPeer:
         """SIGKILL, as a crash would."""
         self._end(signal.SIGKILL)
 
-    def restart(self, *, port: int | None = None) -> None:
-        """Stop when running, then start with the same data; `port` moves the broker's listener."""
+    def restart(self, *, port: int | None = None, host: str | None = None) -> None:
+        """Stop when running, then start with the same data; `port` and `host` move the broker's listener."""
         self.stop()
-        self._broker_port = port or self._broker_port
+        self._host, self._broker_port = host or self._host, port or self._broker_port
         self.start()
 
     def __enter__(self) -> KafkaPeer:
@@ -266,7 +267,7 @@ class KafkaPeer:
             if self._started() not in log.read():
                 return False
         with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self._broker_port)) == 0
+            return probe.connect_ex((self._host, self._broker_port)) == 0
 
     def _started(self) -> bytes:
         """What its log says when it serves."""
