@@ -156,7 +156,6 @@ def test_moves_that_end_before_all_are_in_sync_lose_records(monkeypatch: pytest.
     assert "invariant" in first_violation(REPLICATION, moves=True)[1]
 
 
-@pytest.mark.long
 def test_without_truncation_by_epoch_histories_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = follower.decide
 
@@ -167,7 +166,6 @@ def test_without_truncation_by_epoch_histories_fail(monkeypatch: pytest.MonkeyPa
     assert notices_a_violation()
 
 
-@pytest.mark.long
 def test_truncation_to_the_high_watermark_instead_loses_records(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = Broker._apply
 
@@ -182,7 +180,6 @@ def test_truncation_to_the_high_watermark_instead_loses_records(monkeypatch: pyt
     assert "invariant" in notices_a_violation()
 
 
-@pytest.mark.long
 def test_a_restarted_broker_that_stays_in_sync_loses_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_registry, "restarted", lambda *_, **__: None)
     assert "invariant" in notices_a_violation()
@@ -303,7 +300,6 @@ def test_transactions_without_fencing_by_epoch_end_otherwise_than_told(
     assert notices_a_violation(STREAMS)
 
 
-@pytest.mark.long
 def test_replaced_coordinators_that_answer_from_memory_break_their_word(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
