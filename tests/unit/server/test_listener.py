@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import uvloop
+from structlog.testing import capture_logs
 
 from millrace.broker.config import BrokerSettings, parse_connection_limits, parse_settings
 from millrace.broker.errors import ConfigError
@@ -89,8 +90,12 @@ def test_reader_that_stalls_is_closed_when_the_backlog_is_full_and_others_are_no
             listener.tidy(now)
             listener.tidy(now + STALL_SECONDS - 1)
             assert metrics.closes == {}
-            listener.tidy(now + STALL_SECONDS + 1)
+            with capture_logs() as lines:
+                listener.tidy(now + STALL_SECONDS + 1)
             assert metrics.closes == {"stalled reader": 2}  # enough to be half empty again
+            (line,) = lines  # of many a minute it tells how many
+            assert line["event"] == "connection closed: it does not read its answers, which pile up"
+            assert (line["log_level"], line["client"]) == ("warning", "127.0.0.1")
             await until(lambda: listener.connection_count == 3 and listener.backlog.held <= 8 * MIB)
             assert await ask(good)
             for peer in (*stalled, good):
