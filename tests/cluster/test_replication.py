@@ -299,6 +299,45 @@ def test_a_write_is_refused_where_too_few_are_in_sync(broker_factory: BrokerFact
     assert consume(first) == [b"committed", b"in doubt", b"taken", b"again"]
 
 
+def test_how_many_must_be_in_sync_and_who_may_be_elected_is_changed_under_way(
+    broker_factory: BrokerFactory,
+) -> None:
+    cluster = Cluster(broker_factory)
+    cluster.create()
+    first = cluster.leader()
+    others = [broker for broker in cluster.brokers.values() if broker.id != first.id]
+    assert produce(first, b"by all")[0] == 0
+    for other in others:
+        other.kill()
+    cluster.wait_for_isr(first.id)
+    assert produce(first, b"by one")[0] == 0
+    configure(first, "min.insync.replicas", "2")
+    eventually(lambda: produce(first, b"refused")[0] == NotEnoughReplicas.code, "two are needed", [first])
+    configure(first, "min.insync.replicas", None)
+    eventually(lambda: produce(first, b"by one again")[0] == 0, "one is enough again", [first])
+    first.kill()
+    second = others[0]
+    second.start()
+    # It was out of sync when it went, and what it lacks was acknowledged.
+    eventually(lambda: cluster.state()["leader"] == -1, "nobody leads", [second])
+    assert produce(second, b"refused")[0] == NotLeaderOrFollower.code
+    configure(second, "unclean.leader.election.enable", "true")
+    assert cluster.leader().id == second.id
+    assert consume(second) == [b"by all"]
+    first.start()
+    cluster.wait_for_isr(first.id, second.id)
+    assert values_of(cluster.wait_until_logs_agree(first.id, second.id)) == [b"by all"]
+
+
+def configure(broker: BrokerProcess, name: str, value: str | None) -> None:
+    """A setting of the topic: set, or taken away."""
+    change = {"name": name, "config_operation": 0 if value is not None else 1, "value": value}
+    resources = [{"resource_type": 2, "resource_name": "t", "configs": [change]}]
+    with RawClient(broker.port) as client:
+        answer = client.ask(Api.INCREMENTAL_ALTER_CONFIGS, 1, resources=resources)
+    assert [int(response.error_code) for response in answer.responses] == [0]
+
+
 def test_a_paused_follower_leaves_the_in_sync_set_and_comes_back(broker_factory: BrokerFactory) -> None:
     cluster = Cluster(broker_factory, zookeeper_session_timeout_ms=20_000, replica_lag_time_max_ms=LAG_MS)
     cluster.create()
