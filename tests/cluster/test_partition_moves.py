@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from tests.cluster.three_brokers import (
 )
 from tests.conftest import BrokerFactory
 from tests.ports import free_port
+from tests.servers import BrokerProcess
 
 pytestmark = pytest.mark.java
 
@@ -98,6 +100,7 @@ def test_throttled_move_is_slow_can_be_listed_and_called_off(three: ThreeBrokers
     )
     assert "the throttle stays until" in said
     eventually(lambda: throttle_of(three, 2)[0] == 2, "broker 2 has its rate")
+    held, begun = held_by(three.brokers[2], "t"), time.monotonic()
     replicas, adding, removing = three.moving()["t", 0]
     assert (set(replicas), set(adding), removing) == ({1, 2, 3}, {2, 3}, (1,))
     assert "2,3" in millrace("topics", "reassign", "--list", bootstrap=three.bootstrap)
@@ -109,6 +112,10 @@ def test_throttled_move_is_slow_can_be_listed_and_called_off(three: ThreeBrokers
         0: InvalidReplicaAssignment.code,
         7: UnknownTopicOrPartition.code,
     }
+    eventually(lambda: held_by(three.brokers[2], "t") > held, "some of it comes")
+    # A bucket may hold a second's worth, and a fetch brings a batch at least.
+    most = 100_000 * (time.monotonic() - begun + 2) + 200_000
+    assert held_by(three.brokers[2], "t") - held <= most < 10_000_000
     assert "called off 1 partition" in millrace("topics", "reassign", "--cancel", bootstrap=three.bootstrap)
     eventually(lambda: three.moving() == {}, "nothing moves any more")
     three.wait_for(
@@ -122,6 +129,11 @@ def test_throttled_move_is_slow_can_be_listed_and_called_off(three: ThreeBrokers
     for number in (2, 3):
         eventually(lambda number=number: folders(three.brokers[number], "t") == [], "no half of a log stays")
     assert len(read_all(three.bootstrap, "t")) == 10_001
+
+
+def held_by(broker: BrokerProcess, topic: str) -> int:
+    """Bytes of partition 0's log on this broker's disk."""
+    return sum(path.stat().st_size for path in (broker.data / f"{topic}-0").glob("*.log"))
 
 
 def test_move_survives_the_controllers_death(three: ThreeBrokers) -> None:
