@@ -130,6 +130,29 @@ def test_follower_that_its_leader_cannot_reach_leaves_the_in_sync_set_and_comes_
     assert read_all(cluster.bootstrap, "followed") == list(range(40))
 
 
+def test_leader_without_zookeeper_acknowledges_nothing_that_needs_another_in_sync_set(
+    cluster: Cluster,
+) -> None:
+    """Two of three have it, which is enough by `min.insync.replicas`. But the third may be elected at any
+    moment for as long as nobody has written down that it is out of sync."""
+    cluster.create_topics({"suspended": 1})
+    assert cluster.wait_until_whole(patience(WHOLE_S)) == []
+    send(cluster, "suspended", range(20))
+    leader, (follower, _) = led(cluster, "suspended")
+    cut_off(cluster, leader.node, [ZOOKEEPER, follower.node])
+    with RawClient(int(leader.bootstrap.rpartition(":")[2])) as client:
+        client.socket.settimeout(patience(TIMEOUT_S))
+        answers = [
+            client.produce({("suspended", 0): batch_of(b"999")}, acks=-1, timeout_ms=500)[0].error_code
+            for _ in range(3)
+        ]
+    assert set(answers) <= {RequestTimedOut.code, NotLeaderOrFollower.code}, answers
+    send(cluster, "suspended", range(20, 40))  # by whoever leads when the session is over
+    cut_off(cluster, leader.node, [ZOOKEEPER, follower.node], heal=True)
+    assert cluster.wait_until_whole(patience(WHOLE_S)) == []
+    assert [each for each in read_all(cluster.bootstrap, "suspended") if each != 999] == list(range(40))
+
+
 def test_controller_that_is_cut_off_from_zookeeper_is_succeeded(cluster: Cluster) -> None:
     cluster.create_topics({"ruled": 1})
     assert cluster.wait_until_whole(patience(WHOLE_S)) == []
