@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,13 +54,13 @@ from millrace.audit.spark.spark_source import read_pinned
 from millrace.audit.spark.task_plan import (
     OffsetRange,
     ParquetSize,
+    folded_files_of,
     ranges_option,
     shuffle_count_of,
     task_count_of,
 )
 from millrace.broker.errors import DiskFull, MillraceError
 
-FOLDED_FILE_BYTES = 128 << 20
 _FOLDED = "-folded"
 _DISK_FULL = ("No space left on device", "Disk quota exceeded")
 _WHOLE = {
@@ -301,7 +302,8 @@ class RunCells:
                 for entry in self._state.files.entries(folder)
                 if entry.name.endswith(".parquet") and not entry.name.startswith((".", "_"))
             ]
-            if sum(sizes) >= len(sizes) * FOLDED_FILE_BYTES // 2:
+            there = self._size_of([name for name in names if name.rpartition("/")[0] == folder])
+            if folded_files_of(there._replace(byte_count=sum(sizes))) >= len(sizes) / 2:
                 large.add(folder)
         return [name for name in names if name.rpartition("/")[0] not in large]
 
@@ -329,8 +331,9 @@ class RunCells:
             cells = cells.groupBy("stream").cogroup(told.groupBy("stream")).applyInArrow(folded, CELL_DDL)
         else:
             cells = cells.filter(~col("tail"))
-        few = cells.coalesce(max(1, -(-self._bytes_of(sources) // FOLDED_FILE_BYTES)))
-        with self._spread(self._size_of(sources)):
+        size = self._size_of(sources)
+        with self._spread(size):
+            few = cells.coalesce(max(1, math.ceil(folded_files_of(size))))
             return [*left, *self._write(few, f"{self._folder}{_FOLDED}")]
 
 

@@ -233,7 +233,6 @@ def test_cells_that_take_few_bytes_in_a_file_are_shuffled_by_how_many_they_are(
     assert set(parts) <= {1, int(before)}
 
 
-@pytest.mark.long
 def test_cells_of_many_runs_become_few_files_and_the_verdicts_stay(spark, world, stream, monkeypatch):
     monkeypatch.setattr(upkeep, "FOLD_FILES", 2)
     world.carry(stream, lose=[15])
@@ -251,7 +250,7 @@ def test_cells_of_many_runs_become_few_files_and_the_verdicts_stay(spark, world,
     assert audit(world).summary == second.summary
     # What an earlier fold made large is left as it is, and counts all the same.
     (large,) = state.latest().cells
-    monkeypatch.setattr(spark_cells, "FOLDED_FILE_BYTES", 100)
+    monkeypatch.setattr(task_plan, "FOLDED_FILE_BYTES", 100)
     monkeypatch.setattr(upkeep, "FOLD_FILES", 1)
     world.carry(stream, lose=[each for each in range(1, 41) if each != 33])
     third = audit(world)

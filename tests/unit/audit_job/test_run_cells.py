@@ -14,7 +14,7 @@ import pytest
 from millrace.audit.config import parse_config
 from millrace.audit.keeping.state import StateFolder
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA, NOTE_READ, NOTE_RECORDS, NoteRows, RowPlace
-from millrace.audit.spark import spark_cells
+from millrace.audit.spark import spark_cells, task_plan
 from millrace.audit.spark.spark_cells import RunCells
 from millrace.audit.spark.task_plan import OffsetRange
 from millrace.broker.errors import ConfigError
@@ -89,7 +89,7 @@ def test_cells_are_durable_before_anything_names_them(tmp_path, monkeypatch):
 
 
 def test_a_fold_leaves_large_files_of_earlier_folds_as_they_are(tmp_path, monkeypatch):
-    monkeypatch.setattr(spark_cells, "FOLDED_FILE_BYTES", 100)
+    monkeypatch.setattr(task_plan, "FOLDED_FILE_BYTES", 100)
     state = StateFolder.open(tmp_path)
     files = {
         "cells/1-folded/a.parquet": 90,
@@ -109,3 +109,22 @@ def test_a_fold_leaves_large_files_of_earlier_folds_as_they_are(tmp_path, monkey
     kept = [name for name in files if "/5/" not in name]
     cells = RunCells(None, state, "5", kept, "")  # type: ignore[arg-type]
     assert cells.loose_files() == [name for name in files if "/1-folded/" not in name]
+
+
+def test_a_fold_leaves_files_of_many_rows_as_they_are_however_small(tmp_path, monkeypatch):
+    monkeypatch.setattr(task_plan, "FOLDED_FILE_ROWS", 10)
+    state, rows = StateFolder.open(tmp_path), NoteRows()
+    place = RowPlace(RANGE.tier, RANGE.cluster, RANGE.topic, RANGE.topic_id, RANGE.partition, RANGE.tail)
+    for number in range(6):
+        rows.add_note(place, NOTE_READ, 1, number, number)
+    six = pa.Table.from_batches([rows.flush()], CELL_SCHEMA)
+    files = {
+        "cells/1-folded/a.parquet": six,
+        "cells/1-folded/b.parquet": six.slice(0, 4),  # ten of twenty, together
+        "cells/2-folded/a.parquet": six.slice(0, 4),
+    }
+    for name, table in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        pq.write_table(table, tmp_path / name)
+    cells = RunCells(None, state, "5", list(files), "")  # type: ignore[arg-type]
+    assert cells.loose_files() == ["cells/2-folded/a.parquet"]

@@ -13,12 +13,15 @@ from millrace.audit.runs.capture import Capture, MirrorPosition
 from millrace.audit.runs.partition_pins import PartitionPin
 from millrace.audit.runs.reading_plan import plan_ranges
 from millrace.audit.spark.task_plan import (
+    FOLDED_FILE_BYTES,
+    FOLDED_FILE_ROWS,
     RECORD_WORK,
     SHUFFLED_BYTES,
     SHUFFLED_ROWS,
     USUAL_RECORD_BYTES,
     OffsetRange,
     ParquetSize,
+    folded_files_of,
     plan_tasks,
     shuffle_count_of,
     task_count_of,
@@ -229,3 +232,9 @@ def test_a_shuffle_has_as_many_parts_as_its_cells_need_and_never_fewer_than_spar
     assert count(2 * SHUFFLED_BYTES + 1) == 3
     assert count(17_000_000_000, least=16) > 1000, "a day of cells of one record"
     assert count(11_000_000, 28_800_000) == 28, "cells that are much alike, which are small in a file only"
+
+
+def test_a_fold_makes_files_of_so_many_bytes_or_so_many_rows():
+    assert folded_files_of(ParquetSize(FOLDED_FILE_BYTES * 3, 10)) == 3
+    assert folded_files_of(ParquetSize(10, FOLDED_FILE_ROWS * 3)) == 3
+    assert 6 < folded_files_of(ParquetSize(11_000_000, 28_800_000)) < 7, "one task would write them all"
