@@ -22,7 +22,7 @@ OF_AUDIT_CELLS = (
         name="cells-of-a-cluster-uncounted",
         promise="On a cluster, rows written and rows found are compared before cells are used.",
         file="audit/spark/spark_cells.py",
-        rule='require_shared(self._state.where, seen.get["rows"], found, what)',
+        rule='require_shared(self._state.where, seen.get["rows"], self._count_rows(files), what)',
         instead="pass",
         red=(
             f"{JOB}/test_run_cells.py::test_cells_that_executors_wrote_to_a_disk_of_their_own_stop_the_run",
