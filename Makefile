@@ -7,7 +7,8 @@
 #     is random, long or a matrix, with a table at the end (tests/README.md)
 #   make test-wire [ARGS="-k groups"]: foreign clients, the same against Apache Kafka and Millrace
 #   make test-pairs [ARGS="-k gaps"]: the mirror's scenarios between all four pairs of Millrace and Apache Kafka
-#   make fuzz [RUNS=1000000] [SEED=7]                        make test-hdfs: the audit's state on a real HDFS
+#   make fuzz [RUNS=1000000] [SEED=7]
+#   make test-hdfs: the audit's state on a real HDFS         make test-yarn: the audit on a real YARN
 #   make test-older-kafka: the mirror from and to an Apache Kafka of before topic ids
 #   make simulate [RUNS=2000] [SEED=1]                       make bench-peers [ARGS="--only produce"]
 #   make bench-mirror [ARGS=--short]: beside MirrorMaker 2    make bench-mirror-memory [ARGS="--gb 20"]
@@ -51,7 +52,7 @@ SET_UP_INPUTS := pyproject.toml constraints.txt deploy/bootstrap.sh
 TYPECHECK := .typecheck
 PARTS := broker mirror audit deploy
 
-.PHONY: help setup setup-test setup-peers demo test test-long test-wire test-pairs test-mutants test-hdfs test-older-kafka lint simulate fuzz bench bench-peers faults \
+.PHONY: help setup setup-test setup-peers demo test test-long test-wire test-pairs test-mutants test-hdfs test-yarn test-older-kafka lint simulate fuzz bench bench-peers faults \
 	mirror-faults soak bench-mirror bench-mirror-memory bench-restart bench-audit bench-audit-batches bench-audit-cells bench-audit-repeats bench-audit-rows bench-audit-events bench-audit-job bench-producer audit-mutations audit-end-to-end \
 	audit-month audit-hundred-million audit-billion audit-cluster clean
 
@@ -161,6 +162,10 @@ bench-producer: .venv/.ready-test
 # The audit's state on a real HDFS, which Maven fetches the first time (56 MB).
 test-hdfs: .venv/.ready-test
 	$(BIN)/python -m pytest -m "" tests/spark/test_state_on_hdfs.py $(ARGS)
+
+# The audit on a real YARN: the same jar, and 12 MB more.
+test-yarn: .venv/.ready-test
+	$(BIN)/python -m pytest -m "" tests/spark/test_yarn.py $(ARGS)
 
 # The mirror between an older Apache Kafka, which Maven fetches the first time (30 MB), and those of today.
 test-older-kafka: .venv/.ready-test

@@ -27,7 +27,7 @@ from tests.pairs import PAIRS
 
 ROOT = Path(__file__).resolve().parents[1]
 JUDGES = ("tests/cluster/test_fault_rounds.py", "tests/cluster/test_mirror_faults.py")
-HDFS = "tests/spark/test_state_on_hdfs.py"
+HDFS, YARN = "tests/spark/test_state_on_hdfs.py", "tests/spark/test_yarn.py"
 OLDER_KAFKA = "tests/cluster/test_mirror_older_kafka.py"
 TAIL_LINES = 25
 SMALLEST_SHARE = 200
@@ -111,7 +111,7 @@ def _pytest(*words: str) -> list[str]:
 
 def _matrix(_size: Size) -> Iterator[Command]:
     marks = "long and not unstable and not pairs"
-    others = [f"--ignore={path}" for path in (*JUDGES, HDFS, OLDER_KAFKA)]
+    others = [f"--ignore={path}" for path in (*JUDGES, HDFS, YARN, OLDER_KAFKA)]
     yield Command("matrix", _pytest("tests", "-m", marks, *others))
 
 
@@ -200,8 +200,9 @@ def _fuzz(size: Size) -> Iterator[Command]:
     yield Command("fuzz", words, seed=size.seed)
 
 
-def _hdfs(_size: Size) -> Iterator[Command]:
+def _hadoop(_size: Size) -> Iterator[Command]:
     yield Command("hdfs", _pytest("-m", "", HDFS))
+    yield Command("yarn", _pytest("-m", "", YARN))
 
 
 def _older_kafka(_size: Size) -> Iterator[Command]:
@@ -279,7 +280,7 @@ PARTS = (
     ),
     Part("judges", "the fault runs' own judges, by mirrors that do harm", _judges, tests_run),
     Part("fuzz", "RUNS random and mutated frames at a broker", _fuzz, fuzz_run),
-    Part("hdfs", "the audit's state on a real HDFS", _hdfs, tests_run),
+    Part("hadoop", "the audit's state on a real HDFS, and its run on a real YARN", _hadoop, tests_run),
     Part("older-kafka", "from and to an Apache Kafka of before topic ids", _older_kafka, tests_run),
     Part("unstable", "tests that are red now and then (tests/README.md)", _unstable, tests_run),
     Part("soak", "mirror-faults for MINUTES", _soak, mirror_faults_run, usually=False),

@@ -193,6 +193,12 @@ def package(
         f"  spark-submit --master … --archives {output}#{FOLDER} --conf {_PYTHON}=./{FOLDER}/bin/python "
         f"--conf spark.pyspark.driver.python={sys.executable} {program} run --config audit.yaml"
     )
+    typer.echo("and where YARN runs the driver, too (a finding ends with 1, which YARN would try again):")
+    typer.echo(
+        f"  spark-submit --master yarn --deploy-mode cluster --archives {output}#{FOLDER} "
+        f"--conf {_PYTHON}=./{FOLDER}/bin/python --conf spark.yarn.maxAppAttempts=1 {program} run "
+        "--config …"
+    )
 
 
 @app.command("status")

@@ -14,45 +14,21 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import urllib.request
-from collections.abc import Mapping
 from pathlib import Path
 
-import pyspark
-
 from millrace.deploy.processes import spawn
-from tests.peers.jars import ROOT, gather
+from tests.peers.hadoop import command, gather_jars, write_settings
 from tests.ports import free_port
 from tests.waiting import patience, until
 
-POM = Path(__file__).with_name("hdfs.xml")
-LIBS = ROOT / ".peers" / "hdfs" / "libs"
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
 SUPERUSER = "hdfs"
 
-_JVM = ("-Xmx256M", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 _PACKAGE = "org.apache.hadoop.hdfs.server"
-_CLIENT_JARS = ("hadoop-client-*.jar", "log4j-*.jar", "slf4j-*.jar", "jcl-over-slf4j-*.jar")
-_LOG4J = """\
-rootLogger.level = warn
-rootLogger.appenderRef.stdout.ref = stdout
-appender.stdout.type = Console
-appender.stdout.name = stdout
-appender.stdout.layout.type = PatternLayout
-appender.stdout.layout.pattern = %d %p %c{1}: %m%n
-"""
-
-
-def gather_jars() -> Path:
-    """Make sure the pinned version's jar is in `.peers/hdfs/libs`; returns that folder."""
-    found = re.search(r"<hadoop\.version>([^<]+)<", POM.read_text())
-    if found is None:
-        raise RuntimeError(f"{POM} pins no hadoop.version")
-    return gather(POM, LIBS, f"hadoop-client-minicluster-{found.group(1)}.jar")
 
 
 class HdfsPeer:
@@ -127,7 +103,6 @@ class HdfsPeer:
 
     def _configure(self) -> None:
         folder = self.directory
-        (folder / "log4j2.properties").write_text(_LOG4J)
         core = {"fs.defaultFS": self.uri, "hadoop.tmp.dir": str(folder / "tmp")}
         hdfs = {
             "dfs.namenode.name.dir": (folder / "name").as_uri(),
@@ -146,18 +121,15 @@ class HdfsPeer:
             "dfs.blockreport.initialDelay": "0",
             "dfs.block.scanner.volume.bytes.per.second": "0",
         }
-        _write_settings(folder / "core-site.xml", core)
-        _write_settings(folder / "hdfs-site.xml", hdfs)
+        write_settings(folder / "core-site.xml", core)
+        write_settings(folder / "hdfs-site.xml", hdfs)
 
     @staticmethod
     def _environment() -> dict[str, str]:
         return {**os.environ, "HADOOP_USER_NAME": SUPERUSER}
 
     def _command(self, server: str, *arguments: str) -> list[str]:
-        brought = Path(pyspark.__file__).parent / "jars"
-        jars = [str(jar) for pattern in _CLIENT_JARS for jar in sorted(brought.glob(pattern))]
-        path = ":".join([str(self.directory), *(str(jar) for jar in gather_jars().glob("*.jar")), *jars])
-        return ["java", *_JVM, "-cp", path, f"{_PACKAGE}.{server}", *arguments]
+        return command(self.directory, f"{_PACKAGE}.{server}", *arguments)
 
     def _spawn(self, server: str) -> subprocess.Popen[bytes]:
         log = self.directory / f"{server.partition('.')[0]}.log"
@@ -181,14 +153,6 @@ class HdfsPeer:
         if process is not None:
             process.send_signal(signal.SIGKILL)
             process.wait(patience(STOP_TIMEOUT_S))
-
-
-def _write_settings(path: Path, settings: Mapping[str, str]) -> None:
-    rows = "".join(
-        f"<property><name>{name}</name><value>{value}</value></property>\n"
-        for name, value in settings.items()
-    )
-    path.write_text(f"<configuration>\n{rows}</configuration>\n")
 
 
 if __name__ == "__main__":
