@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from pathlib import Path
 
 import psutil
 
@@ -36,5 +37,14 @@ class PeakMemory:
                     with contextlib.suppress(psutil.Error):
                         kind = JVM if process.name() == "java" else WORKER
                         kind = DRIVER if process.pid == self._pid else kind
-                        now_mb = process.memory_info().rss / 1e6
-                        self.peak_mb[kind] = max(self.peak_mb.get(kind, 0.0), now_mb)
+                        self.peak_mb[kind] = max(self.peak_mb.get(kind, 0.0), most_mb(process))
+
+
+def most_mb(process: psutil.Process) -> float:
+    """The most that it has had resident so far, as the kernel keeps it; what it has now, elsewhere."""
+    with contextlib.suppress(OSError):
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        for line in status.splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024 / 1e6
+    return process.memory_info().rss / 1e6
