@@ -205,6 +205,11 @@ def _hadoop(_size: Size) -> Iterator[Command]:
     yield Command("yarn", _pytest("-m", "", YARN))
 
 
+def _cluster(size: Size) -> Iterator[Command]:
+    words = ["-m", "tests.proofs.real_cluster", "--records", "20k", "--seed", str(size.seed)]
+    yield Command("cluster", words, seed=size.seed)
+
+
 def _older_kafka(_size: Size) -> Iterator[Command]:
     yield Command("older-kafka", _pytest("-m", "", OLDER_KAFKA))
 
@@ -281,6 +286,9 @@ PARTS = (
     Part("judges", "the fault runs' own judges, by mirrors that do harm", _judges, tests_run),
     Part("fuzz", "RUNS random and mutated frames at a broker", _fuzz, fuzz_run),
     Part("hadoop", "the audit's state on a real HDFS, and its run on a real YARN", _hadoop, tests_run),
+    Part(
+        "cluster", "audits on Spark's servers and HDFS apart, which are killed in turn", _cluster, tests_run
+    ),
     Part("older-kafka", "from and to an Apache Kafka of before topic ids", _older_kafka, tests_run),
     Part("unstable", "tests that are red now and then (tests/README.md)", _unstable, tests_run),
     Part("soak", "mirror-faults for MINUTES", _soak, mirror_faults_run, usually=False),
