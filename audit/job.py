@@ -63,7 +63,6 @@ from millrace.audit.report.folder import TOLD_OF_FAILURE, note_failure, read_tol
 from millrace.audit.report.place import Report, report_at
 from millrace.audit.report.summary import Cost, exit_status, summarise
 from millrace.audit.runs import backfill, fact_rows
-from millrace.audit.runs.arrivals import arrival_passages
 from millrace.audit.runs.backfill import TimeRange
 from millrace.audit.runs.capture import capture, settle_claims
 from millrace.audit.runs.copied_headers import foreign_counts, foreign_notes
@@ -82,7 +81,7 @@ from millrace.audit.scanning.cell_rows import NOTE_UNTRUSTED
 from millrace.audit.spark.masters import is_elsewhere
 from millrace.audit.spark.read_meter import ReadMeter
 from millrace.audit.spark.run_steps import RunSteps
-from millrace.audit.spark.spark_cells import RunCells, failing_in_one_line
+from millrace.audit.spark.spark_cells import RunCells
 from millrace.audit.spark.spark_session import (
     SparkBeside,
     chosen_master,
@@ -291,10 +290,8 @@ def _reconcile(spark: SparkSession, run: Run, after: Commit, cells: RunCells) ->
     and with the lines that are carried on. Executors write them; the driver reads what was written."""
     doubts = unread_of(cells.notes(tail=True), run.captured.vanished_ms)
     foreign = [name for name, each in run.config.aggregates().items() if each.mirror == "foreign"]
-    arrivals: dict[str, Mapping[ClusterPartition, Passage]] = {}
-    with failing_in_one_line(run.state):
-        for name in foreign:
-            arrivals[name] = arrival_passages(cells.all(), run.captured.pins, run.config.sources(), name)
+    sources = run.config.sources()
+    arrivals = {name: cells.passages(run.captured.pins, sources, name) for name in foreign}
     before = run.before.verdicts if run.only is None else None
     rows = cells.reconcile(_reconciler(run, after, doubts, arrivals), before)
     run.row_files = list(rows.files)

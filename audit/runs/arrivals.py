@@ -1,11 +1,11 @@
 """How far a mirror has come that keeps no positions: told by what arrived downstream, counted in Spark.
 
-Called by `job` before it reconciles, once for each aggregate that a foreign mirror fills (`mirror: foreign`,
-for instance MirrorMaker 2). Such a mirror tells nobody how far it is, but it keeps the order within a
-partition: when a record of a source partition is seen in the aggregate, the mirror has passed every offset
-before it. What one stream's arrivals tell of a partition holds for all streams in it, so the lost tail of one
-producer shows as soon as a later record of another has arrived; hence this step of its own, over all streams,
-before they are reconciled one by one.
+Called by `RunCells` before a run reconciles, once for each aggregate that a foreign mirror fills
+(`mirror: foreign`, for instance MirrorMaker 2). Such a mirror tells nobody how far it is, but it keeps the
+order within a partition: when a record of a source partition is seen in the aggregate, the mirror has passed
+every offset before it. What one stream's arrivals tell of a partition holds for all streams in it, so the
+lost tail of one producer shows as soon as a later record of another has arrived; hence this step of its own,
+over all streams, before they are reconciled one by one.
 
 What must stay true:
 

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -28,6 +28,7 @@ from millrace.audit.keeping.state import ROOMS, StateFolder
 from millrace.audit.keeping.uniting import ASKED, PLAN_DDL, fold_plan, proven_windows
 from millrace.audit.keeping.upkeep import PRUNED, late_row
 from millrace.audit.keeping.verdict_files import RowFiles, line_files, pruned_files, row_files
+from millrace.audit.reconciliation.reconcile import ClusterPartition, Passage
 from millrace.audit.reconciliation.row_keys import WINDOW
 from millrace.audit.reconciliation.settled import (
     LINE_SCHEMA,
@@ -40,8 +41,10 @@ from millrace.audit.reconciliation.settled import (
     unnumbered,
 )
 from millrace.audit.reconciliation.verdict_rows import ROW_SCHEMA, Reconciler
+from millrace.audit.runs.arrivals import arrival_passages
 from millrace.audit.runs.copied_headers import FOREIGN, foreign_rows
 from millrace.audit.runs.fact_rows import FACT_DDL, FACT_SCHEMA, pruned_of
+from millrace.audit.runs.partition_pins import PartitionPin
 from millrace.audit.scanning.cell_notes import NOTE_SCHEMA, read_notes, uncounted
 from millrace.audit.scanning.cell_rows import CELL_DDL
 from millrace.audit.spark import connector_reader
@@ -190,6 +193,13 @@ class RunCells:
             return self._spark.createDataFrame([], ddl)
         every = self._spark.read.options(**_WHOLE)
         return every.schema(ddl).parquet(*(self._state.files.uri(name) for name in names))
+
+    def passages(
+        self, pins: Iterable[PartitionPin], sources: Collection[str], aggregate: str
+    ) -> dict[ClusterPartition, Passage]:
+        """How far a mirror that keeps no positions has come, by what arrived in its `aggregate`."""
+        with self._spread(self._size_of([*self._kept, *self.new_files()])), failing_in_one_line(self._state):
+            return arrival_passages(self.all(), pins, sources, aggregate)
 
     def reconcile(self, reconciler: Reconciler, verdicts: Sequence[str] | None) -> RowFiles:
         """Every stream's verdicts, from the cells on disk and the facts, with their revisions beside the

@@ -6,13 +6,12 @@ first use by Maven (see hdfs.xml beside this file) into `.peers/hdfs/libs`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyspark
 
-from tests.peers.jars import ROOT, gather
+from tests.peers.jars import ROOT, gather, pinned
 
 POM = Path(__file__).with_name("hdfs.xml")
 LIBS = ROOT / ".peers" / "hdfs" / "libs"
@@ -32,14 +31,6 @@ appender.stdout.layout.pattern = %d %p %c{1}: %m%n
 def gather_jars() -> Path:
     """Make sure the pinned version's jar is in `.peers/hdfs/libs`; returns that folder."""
     return gather(POM, LIBS, f"hadoop-client-minicluster-{pinned(POM, 'hadoop')}.jar")
-
-
-def pinned(pom: Path, name: str) -> str:
-    """The version that this POM has of it."""
-    found = re.search(rf"<{name}\.version>([^<]+)<", pom.read_text())
-    if found is None:
-        raise RuntimeError(f"{pom} pins no {name}.version")
-    return found.group(1)
 
 
 def command(configuration: Path, server: str, *arguments: str, beside: Sequence[Path] = ()) -> list[str]:

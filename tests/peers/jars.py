@@ -6,6 +6,7 @@ the same folder.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import tempfile
@@ -16,6 +17,14 @@ from tests.waiting import patience
 
 ROOT = Path(__file__).resolve().parents[2]
 MAVEN_TIMEOUT_S = 600.0
+
+
+def pinned(pom: Path, name: str) -> str:
+    """The version that this POM has of it. Raises RuntimeError for one that has none."""
+    found = re.search(rf"<{name}\.version>([^<]+)<", pom.read_text())
+    if found is None:
+        raise RuntimeError(f"{pom} pins no {name}.version")
+    return found.group(1)
 
 
 def gather(pom: Path, libs: Path, newest: str, only: Sequence[str] = ()) -> Path:

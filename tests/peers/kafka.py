@@ -13,7 +13,6 @@ lie in the folder the caller gives.
 from __future__ import annotations
 
 import base64
-import re
 import signal
 import socket
 import subprocess
@@ -23,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from millrace.deploy.processes import spawn
-from tests.peers.jars import ROOT, gather
+from tests.peers.jars import ROOT, gather, pinned
 from tests.ports import free_port
 from tests.waiting import patience, until
 
@@ -50,10 +49,7 @@ logger.server.level = info
 
 def kafka_version() -> str:
     """The version that pom.xml pins."""
-    found = re.search(r"<kafka\.version>([^<]+)<", POM.read_text())
-    if found is None:
-        raise RuntimeError(f"{POM} pins no kafka.version")
-    return found.group(1)
+    return pinned(POM, "kafka")
 
 
 def gather_jars() -> Path:

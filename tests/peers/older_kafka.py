@@ -8,13 +8,12 @@ on first use by Maven into `.peers/older-kafka/libs`; `python -m tests.peers.old
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from kazoo.client import KazooClient
 
-from tests.peers.jars import ROOT, gather
+from tests.peers.jars import ROOT, gather, pinned
 from tests.peers.kafka import TEST_JVM_OPTIONS, KafkaPeer
 from tests.ports import free_port
 from tests.waiting import until
@@ -28,10 +27,7 @@ LOGGING = ("defaultLogLevel=warn", "log.kafka.server.KafkaServer=info", "showDat
 
 def kafka_version() -> str:
     """The version that older_kafka.xml pins."""
-    found = re.search(r"<kafka\.version>([^<]+)<", POM.read_text())
-    if found is None:
-        raise RuntimeError(f"{POM} pins no kafka.version")
-    return found.group(1)
+    return pinned(POM, "kafka")
 
 
 def gather_jars() -> Path:

@@ -7,10 +7,9 @@ Its jars are gathered on first use by Maven (see spark_kafka.xml beside this fil
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
-from tests.peers.jars import ROOT, gather
+from tests.peers.jars import ROOT, gather, pinned
 
 POM = Path(__file__).with_name("spark_kafka.xml")
 LIBS = ROOT / ".peers" / "spark-kafka" / "libs"
@@ -25,10 +24,7 @@ ARTIFACTS = (
 
 def connector_jars() -> str:
     """The value of Spark's setting `spark.jars`: the connector's jars, gathered when they are missing."""
-    found = re.search(r"<spark\.version>([^<]+)<", POM.read_text())
-    if found is None:
-        raise RuntimeError(f"{POM} pins no spark.version")
-    libs = gather(POM, LIBS, f"{ARTIFACTS[0]}-{found.group(1)}.jar", ARTIFACTS)
+    libs = gather(POM, LIBS, f"{ARTIFACTS[0]}-{pinned(POM, 'spark')}.jar", ARTIFACTS)
     return ",".join(str(jar) for jar in sorted(libs.glob("*.jar")))
 
 

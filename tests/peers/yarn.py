@@ -22,8 +22,8 @@ from typing import Any
 import psutil
 
 from millrace.deploy.processes import spawn
-from tests.peers.hadoop import command, pinned, write_settings
-from tests.peers.jars import ROOT, gather
+from tests.peers.hadoop import command, write_settings
+from tests.peers.jars import ROOT, gather, pinned
 from tests.ports import free_port
 from tests.waiting import patience, until
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tests.simulation.audit_logs import Log
 
 if TYPE_CHECKING:
-    from tests.simulation.audit_world import World
+    from tests.simulation.audit_world import Mirror
 
 ClusterPartition = tuple[str, str, int]
 
@@ -52,10 +52,9 @@ class Answers:
         behind = range(max(base, first), min(log.start, end))
         self.behind.setdefault(log.place, set()).update(behind)
 
-    def tell_positions(self, world: World, aggregate: str) -> None:
-        """The positions topic of an aggregate was read."""
-        mirror = world.mirrors[world.aggregates.index(aggregate)]
-        for log in world.source_logs():
+    def tell_positions(self, mirror: Mirror) -> None:
+        """A mirror's positions topic was read."""
+        for log in mirror.logs():
             told = mirror.position(log)
             if told is not None:
-                self.positions[aggregate, log.place] = told
+                self.positions[mirror.aggregate, log.place] = told

@@ -104,7 +104,7 @@ class Case:
         if any(group.cluster == vanished.cluster for group in world.groups):
             return False
         log, epoch = vanished.cut
-        for mirror in world.mirrors:
+        for mirror in (each for each in world.mirrors if vanished.cluster in each.sources):
             if log not in world.logs[log.cluster, log.name]:
                 return False
             told = mirror.position(log)
@@ -126,7 +126,7 @@ class Case:
             return committed is not None and copy.offset < committed
         if world.foreign:
             return self.oracle.carried(tier, self.counted[copy])
-        mirror = world.mirrors[world.aggregates.index(tier)]
+        mirror = world.mirror_of(tier, copy.cluster)
         log = next((x for x in world.logs[copy.cluster, copy.name] if x.partition == copy.partition), None)
         told = None if log is None else mirror.stands(log)
         if told is None:
@@ -140,7 +140,7 @@ class Case:
             return False
         if self.world.foreign:
             return self.counted[copy].lies_in(self.oracle.given_twice)
-        mirror = self.world.mirrors[self.world.aggregates.index(tier)]
+        mirror = self.world.mirror_of(tier, copy.cluster)
         return any(
             first <= copy.offset < end and topic_id == str(copy.topic_id)
             for (topic_id, first), end in self._gaps(mirror, copy).items()
@@ -151,10 +151,7 @@ class Case:
         not know what events there were: they have one key where they begin at one offset."""
         if tier.startswith("group:"):
             return False
-        mine, gaps = (
-            str(copy.topic_id),
-            self._gaps(self.world.mirrors[self.world.aggregates.index(tier)], copy),
-        )
+        mine, gaps = str(copy.topic_id), self._gaps(self.world.mirror_of(tier, copy.cluster), copy)
         now = {str(log.topic_id) for log in self.world.logs[copy.cluster, copy.name]}
         return mine not in now and any(
             topic_id != mine and (mine, first) not in gaps for topic_id, first in gaps
@@ -255,10 +252,12 @@ class Case:
         above = self._above(upstream, sequence)
         if any(self._may_hide_a_gap(tier, copy) for copy in above):
             return True
-        mirror = self.world.mirrors[self.world.aggregates.index(tier)]
         return any(
             (c.cluster, c.name, c.partition, str(c.topic_id)) in self.world.shortened
-            and any(topic_id == str(c.topic_id) for topic_id, _ in self._gaps(mirror, c))
+            and any(
+                topic_id == str(c.topic_id)
+                for topic_id, _ in self._gaps(self.world.mirror_of(tier, c.cluster), c)
+            )
             for c in above
         )
 
@@ -272,7 +271,7 @@ class Case:
         """
         if not copy.uncut_to or tier.startswith("group:"):
             return False
-        mirror = self.world.mirrors[self.world.aggregates.index(tier)]
+        mirror = self.world.mirror_of(tier, copy.cluster)
         place = (copy.cluster, copy.name, copy.partition)
         if self.world.foreign or place in mirror.gaps:
             return True

@@ -45,8 +45,9 @@ class Client:
     async def metadata(self, topics: list[str] | None = None, max_age_ms: int = 0) -> Any:
         names = [name for cluster, name in self.world.logs if cluster == self.name]
         names += [EVENTS]
-        if self.name in self.world.aggregates and not self.world.foreign:
-            names += [f"millrace.positions.m-{self.name}", f"millrace.routes.m-{self.name}"]
+        for mirror in self.world.mirrors if not self.world.foreign else ():
+            if mirror.aggregate == self.name:
+                names += [f"millrace.positions.{mirror.name}", f"millrace.routes.{mirror.name}"]
         wanted = names if topics is None else [name for name in topics if name in names]
         logs: dict[str, list] = {name: list(self.world.logs.get((self.name, name), ())) for name in wanted}
         logs |= {name: [self.events] for name in wanted if name == EVENTS}

@@ -179,12 +179,13 @@ class Oracle:
             # Of a group that told meanwhile where it began, its cells do not know yet.
             return pinned.stable_end, answers is None or not (world.foreign and world.groups)
         cuts = []
-        for mirror in world.mirrors:
+        mirrors = [mirror for mirror in world.mirrors if log.cluster in mirror.sources]
+        for mirror in mirrors:
             if not any(self._position(mirror, each, answers) for each in world.cluster_logs(log.cluster)):
                 continue
             told = mirror.stands(log) if answers is None else self._position(mirror, log, answers)
             cuts.append(0 if told is None or told[1] != str(log.topic_id) else told[0])
-        sure = len(cuts) == len(world.mirrors) and answers is None
+        sure = len(cuts) == len(mirrors) and answers is None
         # Before any mirror told a position of the cluster, nothing of it is kept.
         cut = min(max(min(cuts, default=0), first), pinned.stable_end)
         return cut, sure

@@ -429,6 +429,9 @@ class Audit:
         known: EventsRead,
     ) -> Any:
         world = self.world
+        mirrors = {
+            f"millrace.{what}.{each.name}": each for each in world.mirrors for what in ("positions", "routes")
+        }
         for name in config.clusters:
             self.events.setdefault(name, EventsLog(name, self.events_luck))
             if self.events_luck.random() < 0.05:
@@ -449,10 +452,11 @@ class Audit:
                     world.rng.shuffle(whole)
                 records = cluster.events.records[first:end]
             elif topic.startswith("millrace.positions"):
-                records = positions_of(world, cluster.name)
-                answers.tell_positions(world, cluster.name)
+                mirror = mirrors[topic]
+                records = positions_of(mirror)
+                answers.tell_positions(mirror)
             else:
-                records = routes_of(world, cluster.name)
+                records = routes_of(mirrors[topic])
             for offset, (key, value) in enumerate(records, first):
                 yield SimpleNamespace(key=key, value=value, partition=0, offset=offset)
 

@@ -11,7 +11,7 @@ import json
 import random
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -40,16 +40,21 @@ class Lane:
 
 
 class Mirror:
-    """Carries all topics of all sources into one aggregate; `foreign` ones tell nothing."""
+    """Carries all topics of its sources into one aggregate; `foreign` ones tell nothing."""
 
-    def __init__(self, world: World, aggregate: str, foreign: bool):
-        self.world, self.aggregate, self.foreign = world, aggregate, foreign
+    def __init__(self, world: World, aggregate: str, sources: Sequence[str], foreign: bool):
+        self.world, self.aggregate, self.sources, self.foreign = world, aggregate, sources, foreign
+        share = sources if list(sources) != world.sources else ()
+        self.name = "-".join(["m", aggregate, *share])
         self.lanes: dict[tuple[str, str, int], Lane] = {}
         self.gaps: dict[tuple[str, str, int], dict[tuple[str, int], int]] = {}
 
+    def logs(self) -> list[Log]:
+        return [log for name in self.sources for log in self.world.cluster_logs(name)]
+
     def carry(self, all_of_it: bool = False) -> None:
         """Every lane a little further, or to the end."""
-        for log in self.world.source_logs():
+        for log in self.logs():
             lane = self.lanes.setdefault(log.place, Lane(topic_id=str(log.topic_id)))
             if lane.topic_id != str(log.topic_id):
                 lane.carried, lane.topic_id, lane.cuts_seen = 0, str(log.topic_id), 0
@@ -67,7 +72,7 @@ class Mirror:
 
     def begin(self) -> None:
         """Tell where it stands, which is at the start."""
-        for log in self.world.source_logs():
+        for log in self.logs():
             self._tell(log, self.lanes.setdefault(log.place, Lane(topic_id=str(log.topic_id))))
 
     def restart(self) -> None:
@@ -110,9 +115,7 @@ class Mirror:
             # The newest word of what begins there: who tells less now has carried the rest this time.
             self.gaps.setdefault(log.place, {})[lane.topic_id, gap[0]] = gap[1]
             where = (log.cluster, log.name, log.partition)
-            event = GapEvent(
-                f"m-{self.aggregate}", *where, *gap, "oversized", world.now_ms, topic_id=lane.topic_id
-            )
+            event = GapEvent(self.name, *where, *gap, "oversized", world.now_ms, topic_id=lane.topic_id)
             world.publish(event, log.cluster, surely=True)
         # What a gap names may come after all: refused, tried again with another limit, and taken.
         takes_some = gap != (0, 0) and world.tries_gaps_again and world.in_gaps.random() < 0.5
@@ -310,7 +313,12 @@ class World:
             for name in sorted({self.name_at(cluster, topic) for topic in self.topics.audited}):
                 self.make_topic(cluster, name, rng.randint(1, 3))
         foreign = not self.topics.renamed and rng.random() < 0.15
-        self.mirrors = [Mirror(self, aggregate, foreign) for aggregate in self.aggregates]
+        # Luck of its own, so that the other scenarios are what they were.
+        apart = len(self.sources) > 1 and random.Random(f"mirrors of {seed}").random() < 0.5
+        shares = [[source] for source in self.sources] if apart else [self.sources]
+        self.mirrors = [
+            Mirror(self, aggregate, share, foreign) for aggregate in self.aggregates for share in shares
+        ]
         self.foreign = foreign
         for mirror in self.mirrors if not self.late_positions else ():
             mirror.begin()
@@ -337,6 +345,7 @@ class World:
             ("merged by rename", "all" in self.topics.renamed.values()),
             ("several aggregates", len(self.aggregates) > 1),
             ("several sources", len(self.sources) > 1),
+            ("several mirrors of one aggregate", apart),
             ("foreign mirror", foreign),
             ("online group", bool(self.groups)),
             ("LogAppendTime", self.log_append),
@@ -369,6 +378,11 @@ class World:
 
     def cluster_logs(self, cluster: str) -> list[Log]:
         return [log for (where, _), logs in self.logs.items() if where == cluster for log in logs]
+
+    def mirror_of(self, aggregate: str, source: str) -> Mirror:
+        """The one that carries this source's records there."""
+        (found,) = (m for m in self.mirrors if m.aggregate == aggregate and source in m.sources)
+        return found
 
     def source_logs(self) -> list[Log]:
         return [log for cluster in self.sources for log in self.cluster_logs(cluster)]
@@ -534,29 +548,33 @@ class World:
         producer.end_transaction(log, members, commit)
 
 
-def positions_of(world: World, aggregate: str) -> list[tuple[bytes, bytes]]:
+def positions_of(mirror: Mirror) -> list[tuple[bytes, bytes]]:
     """The records of the mirror's positions topic, as the mirror writes them."""
     records = []
-    mirror = world.mirrors[world.aggregates.index(aggregate)]
-    for log in world.source_logs():
+    for log in mirror.logs():
         told = mirror.position(log)
         if told is not None:
             position = Position(
-                told[0], f"id-{log.cluster}", uuid.UUID(told[1]), mirror.epoch_of(log), world.now_ms
+                told[0], f"id-{log.cluster}", uuid.UUID(told[1]), mirror.epoch_of(log), mirror.world.now_ms
             )
             records.append((encode_key(log.cluster, log.name, log.partition), encode_value(position)))
     return records
 
 
-def routes_of(world: World, aggregate: str) -> list[tuple[bytes, bytes]]:
+def routes_of(mirror: Mirror) -> list[tuple[bytes, bytes]]:
     """The records of the mirror's routes topic."""
+    world = mirror.world
     return [
         (
             json.dumps({"source": cluster, "topic": topic}).encode(),
             json.dumps(
-                {"version": 1, "cluster_id": f"id-{cluster}", "target_topic": world.name_at(aggregate, topic)}
+                {
+                    "version": 1,
+                    "cluster_id": f"id-{cluster}",
+                    "target_topic": world.name_at(mirror.aggregate, topic),
+                }
             ).encode(),
         )
-        for cluster in world.sources
+        for cluster in mirror.sources
         for topic in world.topics.audited
     ]

@@ -43,7 +43,7 @@ from tests.simulation.audit_world import World
 ENOUGH = 40
 """In so many scenarios everything has happened and everything was said, most of it several times."""
 RUNS = int(os.environ.get("MILLRACE_AUDIT_RUNS", ENOUGH))
-USUAL_SEED = 20130101
+USUAL_SEED = 20130103
 FIRST_SEED = int(os.environ.get("MILLRACE_AUDIT_SEED_START", USUAL_SEED))
 ALONE = os.environ.get("MILLRACE_AUDIT_SEED")
 BLOCKS = 8 if ALONE is None else 1
@@ -55,8 +55,9 @@ KINDS = (
     "mirror restarted", "expired", "DeleteRecords", "topic recreated", "partition added", "producer killed",
     "journal recovered", "producer closed", "event lost", "closing not delivered", "transaction aborted",
     "transaction committed", "count-only", "lost by group", "group restarted", "online group",
-    "merged by rename", "several aggregates", "several sources", "foreign mirror", "LogAppendTime",
-    "content digests", "clock skew or back-dating", "quiet", "quiesced", "job died", "raced with the audit",
+    "merged by rename", "several aggregates", "several sources", "several mirrors of one aggregate",
+    "foreign mirror", "LogAppendTime", "content digests", "clock skew or back-dating", "quiet", "quiesced",
+    "job died", "raced with the audit",
     "first positions late", "log shortened", "cells united", "events known", "roster",
     "waived", "carried again", "pruned", "late for a pruned window",
 )  # fmt: skip

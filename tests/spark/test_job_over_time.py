@@ -233,6 +233,31 @@ def test_cells_that_take_few_bytes_in_a_file_are_shuffled_by_how_many_they_are(
     assert set(parts) <= {1, int(before)}
 
 
+def test_how_far_a_foreign_mirror_came_is_shuffled_by_how_many_cells_there_are(
+    spark, world, stream, monkeypatch
+):
+    parts = []
+    asked, setting = spark_cells.arrival_passages, "spark.sql.shuffle.partitions"
+
+    def noted(*given):
+        parts.append(int(spark.conf.get(setting)))
+        return asked(*given)
+
+    monkeypatch.setattr(spark_cells, "arrival_passages", noted)
+    monkeypatch.setattr(task_plan, "SHUFFLED_ROWS", 2)
+    before = spark.conf.get(setting)
+    agg = world.config.clusters["agg"].model_copy(update={"mirror": "foreign"})
+    world.config = world.config.model_copy(update={"clusters": {**world.config.clusters, "agg": agg}})
+    world.carry(stream, lose=[15])
+    for _ in range(2):  # counted now, and kept from before
+        found = audit(world)
+        assert [each["sequences"] for each in found.summary["losses"]] == [[[15, 15]]]
+        kept = StateFolder.open(world.config.state)
+        rows = sum(kept.read_table(name).num_rows for name in kept.latest().cells)
+        assert parts.pop() >= rows // 2 > int(before) and not parts
+    assert spark.conf.get(setting) == before, "a user goes on with the session"
+
+
 def test_cells_of_many_runs_become_few_files_and_the_verdicts_stay(spark, world, stream, monkeypatch):
     monkeypatch.setattr(upkeep, "FOLD_FILES", 2)
     world.carry(stream, lose=[15])

@@ -15,7 +15,7 @@ from millrace.audit.runs.capture import Capture
 from millrace.audit.runs.reconciling import roster_of
 from tests.simulation.audit_logs import LEASE_MS, WINDOW_MS, Rec
 from tests.simulation.audit_product import Audit, config_of
-from tests.simulation.audit_world import Lane, World
+from tests.simulation.audit_world import Lane, Mirror, World
 from tests.verdicts import overall_verdict
 
 
@@ -112,8 +112,7 @@ class Scene(World):
         for name in sorted(set(topics.values())):
             self.make_topic("agg", name, 2)
         self.foreign, self.content, self.quiet = foreign, content, True
-        self.mirrors = self.mirrors[:1]
-        self.mirrors[0].__init__(self, "agg", foreign)  # type: ignore[misc]
+        self.mirrors = [Mirror(self, "agg", self.sources, foreign)]
         self.groups, self.producers, self.sent, self.stream_count = [], [], [], 0
         self.log_append = False
         self.product = StageAudit(self)
