@@ -24,7 +24,7 @@
 #   make audit-mutations [RUNS=1000] [SEED=1]: random histories whose truth is known
 #   [MILLRACE_E2E_KAFKA=ewr,agg] make audit-end-to-end [RUNS=20]: the same through real producers, brokers, a mirror and Spark
 #   make audit-month [DAYS=3] [RECORDS=20000] [SEED=1]: thirty days of a million records, audited daily
-#   make audit-hundred-million [RECORDS=1M] [SEED=1] [ARGS="--minutes 10"]: hashed over 64 partitions, in one run
+#   make audit-hundred-million [RECORDS=1M] [SEED=1] [ARGS="--skewed"]: hashed over 64 partitions, in one run
 #   make audit-billion [ARGS="--producers 100 --hours 6"] [SEED=1]: the metadata of a billion records a day
 #   make audit-cluster [RECORDS=20k] [SEED=1] [ARGS="--steps workers"]: Spark's servers and HDFS apart, killed in turn
 #   make soak [MINUTES=60] [SEED=…] [PAIR=…]: mirror-faults for long, with a table

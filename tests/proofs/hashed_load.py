@@ -63,6 +63,7 @@ def producer_name(number: int) -> str:
 class Sending:
     """What some producers send in a stretch of time: `record_count` records, as many each. `who` are their
     numbers, `streams` the ids that they write under, `assigned` the sequence that each had given out before.
+    `hot_share` of the records have one key, beside those that are drawn for it.
     """
 
     who: NDArray[np.int64]
@@ -76,6 +77,7 @@ class Sending:
     record_bytes: int = 200
     codec: str = "lz4"
     seed: int = 1
+    hot_share: float = 0.0
 
     @property
     def value_bytes(self) -> int:
@@ -97,7 +99,9 @@ class Sending:
         mixed = numbers.astype(np.uint64) + np.uint64(self.seed * 0x9E3779B97F4A7C15 % 2**64)
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
             mixed = (mixed ^ mixed >> np.uint64(shift)) * np.uint64(factor)
-        return (mixed >> np.uint64(40)).astype(np.int64) % KEYS
+        drawn = (mixed >> np.uint64(40)).astype(np.int64) % KEYS
+        is_hot = (mixed & np.uint64(0xFFFF)) < np.uint64(self.hot_share * 0x10000)
+        return np.where(is_hot, 0, drawn)
 
     def place(self, number: int) -> tuple[str, int]:
         """(producer's name, sequence) of a record."""
@@ -110,7 +114,7 @@ class Sending:
 
 
 def even(
-    producers: int, record_count: int, start_ms: int, span_ms: int, partitions: int, **more: int | str
+    producers: int, record_count: int, start_ms: int, span_ms: int, partitions: int, **more: float | str
 ) -> Sending:
     """All producers from their first record on; as many records as each can have the same number of."""
     who = np.arange(producers, dtype=np.int64)

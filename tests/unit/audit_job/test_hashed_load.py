@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections import Counter, defaultdict
 
 import numpy as np
@@ -13,6 +14,7 @@ from millrace.broker.client.producer import partition_for_key
 from millrace.broker.protocol.batch import parse_header, verify_crc
 from millrace.broker.protocol.records import read_records
 from tests.proofs.hashed_load import MERGED, SENT, count_events, drawn, even, slices
+from tests.proofs.hundred_million import sendings
 
 START_MS = 1_356_998_400_000
 
@@ -63,3 +65,20 @@ def test_the_events_tell_each_record_once_in_its_window():
             told.add((event.producer, sequence, event.window_start_ms))
     times = sending.created_ms(np.arange(1_000)).tolist()
     assert told == {(*sending.place(number), times[number] // 60_000 * 60_000) for number in range(1_000)}
+
+
+def test_one_producer_has_a_third_of_the_records_and_one_partition_half():
+    given = Namespace(partitions=7, producers=20, linger=1_000, codec="none", seed=3, skewed=True)
+    first, others = sendings(given, 6_000, START_MS, 180_000)
+    assert first.record_count == 2_000 and others.record_count == 4_000 // 19 * 19
+    assert (first.who.tolist(), others.who.tolist()) == ([0], list(range(1, 20)))
+    assert not set(first.streams.tolist()) & set(others.streams.tolist())
+    for sending in (first, others):
+        found = Counter(
+            {
+                partition: sum(parse_header(batch).record_count for batch in batches)
+                for part in slices(sending, SENT)
+                for partition, batches in part.items()
+            }
+        )
+        assert 0.5 < max(found.values()) / found.total() < 0.65 and len(found) == 7
