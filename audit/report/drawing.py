@@ -17,12 +17,14 @@ from millrace.audit.report.text import length, utc, visible
 
 PITCH = 14  # from square to square
 _LETTER = 6.4
-_MARKS = {
+MARKS = {
     "LOSS": "m3.5 3.5l5 5m0 -5l-5 5",
     "DUPLICATE": "m6 3v6m-3 -3h6",
     "UNKNOWN": "m3 6h6",
     "COUNT_MATCH": "m3.5 4.5h5m-5 3h5",
 }
+"""Drawn over a square, from its corner on: colours alone tell not everybody."""
+WORDS_OF_MANY = {state: OPEN_TOLD if state == OPEN else Verdict[state].told_of_many for state in STATES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,17 +213,14 @@ def _rings(places: Iterable[tuple[int, int]]) -> str:
 
 
 def _marks(state: str, places: Iterable[tuple[int, int]]) -> str:
-    mark = _MARKS.get(state)
+    mark = MARKS.get(state)
     return "" if mark is None else "".join(f"M{x} {y}{mark}" for x, y in places)
-
-
-_WORDS = {state: OPEN_TOLD if state == OPEN else Verdict[state].told_of_many for state in STATES}
 
 
 def _in_words(squares: Sequence[Square]) -> str:
     """`365 squares: 2 with losses, 363 proven; the first loss in 2013-01-04 00:00`."""
     counts = [(state, sum(square.state == state for square in squares)) for state in STATES]
-    told = ", ".join(f"{number:,} {_WORDS[state]}" for state, number in counts if number)
+    told = ", ".join(f"{number:,} {WORDS_OF_MANY[state]}" for state, number in counts if number)
     first = min((square.start_ms for square in squares if square.state == "LOSS"), default=None)
     loss = "" if first is None else f"; the first loss {utc(first, '%Y-%m-%d %H:%M')} UTC"
     return f"{len(squares):,} squares, {told}{loss}" if told else "no windows"

@@ -35,9 +35,9 @@ from millrace.audit.reconciliation.verdicts import (
     Verdict,
 )
 from millrace.audit.report import text
-from millrace.audit.report.drawing import Drawings
+from millrace.audit.report.drawing import MARKS, WORDS_OF_MANY, Drawings
 from millrace.audit.report.heatmap import MOST_SQUARES, Windows, heatmaps, overview
-from millrace.audit.report.plain import FOLDED, PlainRows, fold, script_json, table_data, tier_names
+from millrace.audit.report.plain import CALM, FOLDED, PlainRows, fold, script_json, table_data, tier_names
 from millrace.audit.report.reasons import CONTENT, advice
 from millrace.audit.report.sentences import duration, hop_name, older_findings, records
 
@@ -69,6 +69,8 @@ def render(summary: Mapping[str, Any], rows: Rows) -> str:
         "table": table_data(plain, waived),
         "maps": drawings.data,
         "states": list(STATE_WORDS),
+        "words": list(STATE_WORDS.values()),
+        "calm": CALM,
         "daily": text.is_daily(summary["window_ms"]),
     }
     folder = files("millrace.audit.report")
@@ -79,6 +81,7 @@ def render(summary: Mapping[str, Any], rows: Rows) -> str:
         title=Verdict[summary["verdict"]].title,
         words=STATE_WORDS,
         states=STATES,
+        legend=[(state, WORDS_OF_MANY[state], MARKS.get(state, "")) for state in reversed(STATES)],
         tiers=tiers,
         flow=flow(summary, tiers),
         losses=by_hop(summary["losses"], MOST_ROWS, summary.get("losses_more", ())),

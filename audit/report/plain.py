@@ -31,7 +31,7 @@ COUNTS = ("missing", "duplicates", "in_flight", "unreported", "unknown", "explai
 # An open window is only that unless something was found in it already.
 _OPEN = pa.scalar(STATES.index(OPEN), pa.int32())
 _DUPLICATE = pa.scalar(STATES.index(str(Verdict.DUPLICATE)), pa.int32())
-_CALM = STATES.index(GOOD[-1])  # from here on nothing needs attention
+CALM = STATES.index(GOOD[-1])  # from here on nothing needs attention
 _KEYS = ("topic", "producer", "window_start_ms", "window_ms")
 _WORST_FIRST = [
     ("state", "ascending"),
@@ -306,7 +306,7 @@ class _Writer:
             row["content"] or 0,
             row["revision"] if row["revision"] > 1 else 0,
             row["streams"] if row["streams"] != 1 else 0,
-            int(row["state"] < _CALM and (row["topic"], row["window_start_ms"]) in self._waived),
+            int(row["state"] < CALM and (row["topic"], row["window_start_ms"]) in self._waived),
         ]
         while told[-1] in (0, []):
             told.pop()

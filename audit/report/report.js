@@ -4,8 +4,8 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const STATES = data.states;
-  const COUNT_MATCH = 4, PROVEN = 5; // places in STATES, worst first
-  const WORDS = ["lost", "twice", "unknown", "still open", "counts agree", "proven"];
+  const WORDS = data.words;
+  const CALM = data.calm; // a place in STATES, worst first: from there on nothing needs attention
   const PAGE = matchMedia("(max-width: 760px)").matches ? 25 : 100;
   const id = (name) => document.getElementById(name);
   const number = (value) => value.toLocaleString("en-US");
@@ -122,7 +122,7 @@
     const view = { text: "", show: "all", single: false, range: null, sort: null, down: false, page: 0, open: new Set() };
     let shown = [];
     const wanted = (row) => {
-      if (view.show === "attention" ? row.state >= COUNT_MATCH : view.show !== "all" && row.state !== Number(view.show)) return false;
+      if (view.show === "attention" ? row.state >= CALM : view.show !== "all" && row.state !== Number(view.show)) return false;
       if (view.text && !(row.topic + " " + row.producer).toLowerCase().includes(view.text)) return false;
       const range = view.range;
       if (!range) return true;
@@ -138,7 +138,7 @@
       const list = [];
       let run = null;
       for (const row of found) {
-        const calm = row.state === PROVEN || row.state === COUNT_MATCH;
+        const calm = row.state >= CALM;
         if (!calm || row.rest || row.waived || row.revision) { run = null; list.push(row); continue; }
         const key = row.topic + "\n" + row.producer + "\n" + row.state;
         if (view.open.has(key)) { run = null; list.push(row); continue; }
