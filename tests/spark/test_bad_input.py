@@ -193,6 +193,7 @@ OF_THE_GATE = {
     "header of a future version",
     "event that is not JSON",
     "negative",
+    "name of 10 KB in a header",
     "another producer's header",
     "window length changes",
 }

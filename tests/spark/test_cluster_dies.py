@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import threading
@@ -89,6 +90,10 @@ def test_a_cluster_that_dies_in_the_middle_of_a_run_is_one_line_and_the_next_run
     assert "jfk" in result.problem and "\n" not in result.problem
     assert contents(tmp_path / "state") == before
     assert (tmp_path / "report" / "summary.json").read_text() == told
+    failure = json.loads((tmp_path / "report" / "last_failure.json").read_text())
+    assert result.problem in failure["sentence"]
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert 'id="failed"' in page and "jfk" in page[page.index('id="failed"') :].partition("</p>")[0]
 
     brokers["jfk"].start()
     after = job.run(config, "local[2]")

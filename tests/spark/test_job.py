@@ -73,6 +73,8 @@ def test_everything_carried_is_proven_and_a_rerun_changes_nothing(spark, world, 
     before = sorted(str(path) for path in world.config.state.rglob("*"))
     second = audit(world)
     assert second.summary == first.summary
+    assert (first.cost.records, second.cost.records) == (600, 0)
+    assert "millrace_audit_run_records 0.0" in (world.config.report / "metrics.prom").read_text()
     assert sorted(str(path) for path in world.config.state.rglob("*")) == before
 
 
@@ -202,6 +204,10 @@ def test_cluster_that_cannot_be_reached_is_one_line_and_leaves_no_verdict(spark,
     assert not (world.config.report / "summary.json").exists()
 
 
+def contents(place: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+
 def test_job_that_dies_while_reconciling_leaves_nothing_behind(spark, world, streams, monkeypatch):
     for stream in streams:
         world.carry(stream)
@@ -228,11 +234,17 @@ def test_of_two_jobs_at_once_one_stops_with_a_line(spark, world, streams, monkey
     def overtaken(*step):
         monkeypatch.setattr(job, "_reconcile", original)
         assert audit(world).exit_status == 0
+        kept.update(contents(world.config.state / "commits"))
         return original(*step)
 
+    kept: dict[Path, bytes] = {}
     monkeypatch.setattr(job, "_reconcile", overtaken)
     slower = audit(world)
     assert slower.exit_status == 3 and "another audit job has committed run 1" in slower.problem
+    assert kept and contents(world.config.state / "commits") == kept
+    latest = StateFolder.open(world.config.state).latest()
+    found = {str(path.relative_to(world.config.state)) for path in contents(world.config.state / "cells")}
+    assert {name for name in found if not Path(name).name.startswith((".", "_"))} == set(latest.cells)
     after = audit(world)
     assert after.exit_status == 0 and after.summary["counts"]["duplicates"] == 0
 

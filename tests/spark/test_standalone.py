@@ -404,6 +404,13 @@ def test_what_a_cluster_lacks_is_said_in_one_line(standalone, world, tmp_path):
     world.report(sender)
     world.flush()
     config = write_config(world, tmp_path / "audit.yaml")
+    good = audit(config, standalone.master, environment(standalone))
+    assert good.returncode == 2, good.stderr  # nothing has arrived yet
+    state, verdict = tmp_path / "audit-state", (tmp_path / "audit-report" / "summary.json").read_bytes()
+    kept = {path: path.read_bytes() for path in state.rglob("*") if path.is_file()}
+    world.send(sender, range(11, 21))
+    world.report(sender, report=2)
+    world.flush()
     nobody = audit(config, f"spark://127.0.0.1:{free_port()}", environment(standalone))
     assert nobody.returncode == 3
     assert "millrace: Spark master spark://127.0.0.1:" in nobody.stderr
@@ -423,4 +430,5 @@ def test_what_a_cluster_lacks_is_said_in_one_line(standalone, world, tmp_path):
         lacking = audit(config, standalone.master, environment(standalone, PYSPARK_PYTHON=str(python)))
         assert lacking.returncode == 3, lacking.stderr
         assert said in lacking.stderr and lacking.stderr.count("\n") == 1
-    assert not (tmp_path / "audit-report" / "summary.json").exists()
+    assert {path: path.read_bytes() for path in state.rglob("*") if path.is_file()} == kept
+    assert (tmp_path / "audit-report" / "summary.json").read_bytes() == verdict

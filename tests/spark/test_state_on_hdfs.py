@@ -93,6 +93,13 @@ def names(files: HadoopFiles, folder: str = "") -> list[str]:
     return found
 
 
+def contents(state: StateFolder) -> dict[str, bytes]:
+    """Of all that the newest run on record needs."""
+    latest = state.latest()
+    needed = [f"commits/{latest.number:08d}.json", latest.events, *latest.cells, *latest.verdicts]
+    return {name: state.files.read(name) for name in needed}
+
+
 def test_runs_questions_and_waivers(world, stream, place, hdfs):
     report = f"{hdfs.peer.uri}/open/report"
     world.config = world.config.model_copy(update={"report": report})
@@ -259,6 +266,7 @@ def test_a_name_node_that_dies_in_the_middle_is_one_line_and_the_next_run_goes_o
     hdfs, world, stream, place, monkeypatch
 ):
     good = audit(world)
+    kept = contents(StateFolder.look(place))
     world.send(stream, range(61, 71))
     world.report(stream, report=2)
     world.carry(stream, lose=range(1, 61))
@@ -280,7 +288,8 @@ def test_a_name_node_that_dies_in_the_middle_is_one_line_and_the_next_run_goes_o
             with pytest.raises(MillraceError, match="cannot be reached"):
                 status.read_status(world.config)
         hdfs.peer.start_name_node()
-        assert StateFolder.look(place).latest().number == 1
+        state = StateFolder.look(place)
+        assert state.latest().number == 1 and kept.items() <= contents(state).items()
     after = audit(world)
     assert after.summary["counts"]["seen"] == {"ewr": 70, "jfk": 0, "agg": 68}
     assert after.summary["losses"] == good.summary["losses"]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from millrace.audit.scanning.credentials import ClientProperties, security_of
-from millrace.audit.spark.kafka_options import Subscription, parse_source
+from millrace.audit.spark.kafka_options import SourceOptions, Subscription, parse_source
 from millrace.audit.spark.offset_limits import EARLIEST, LATEST, Limit
 from millrace.audit.spark.record_rows import RecordRows, record_ddl
 from millrace.audit.spark.spark_source import MillraceDataSource, MillraceReader
@@ -178,6 +179,50 @@ def test_what_is_wrong_or_not_supported_is_one_line_that_names_the_option(given,
         parse_source(given)
     assert said in str(problem.value) and "\n" not in str(problem.value)
     assert "9" * 100 not in str(problem.value)
+
+
+# Every option that Spark's guide to its Kafka connector has for reading ("Structured Streaming + Kafka
+# Integration Guide"), and where it is found here: in what is read, or among those that change no row.
+DOCUMENTED: dict[str, tuple[str, Callable[[SourceOptions], object], object]] = {
+    "startingTimestamp": ("7", lambda source: source.start.time_ms, 7),
+    "startingOffsetsByTimestamp": ('{"x": {"1": 7}}', lambda source: source.start.times_ms, {("x", 1): 7}),
+    "startingOffsets": ('{"x": {"1": -2}}', lambda source: source.start.offsets, {("x", 1): EARLIEST}),
+    "startingOffsetsByTimestampStrategy": ("latest", lambda source: source.start.or_latest, True),
+    "endingTimestamp": ("7", lambda source: source.end.time_ms, 7),
+    "endingOffsetsByTimestamp": ('{"x": {"1": 7}}', lambda source: source.end.times_ms, {("x", 1): 7}),
+    "endingOffsets": ('{"x": {"1": -1}}', lambda source: source.end.offsets, {("x", 1): LATEST}),
+    "failOnDataLoss": ("false", lambda source: source.read.fail_on_loss, False),
+    "minPartitions": ("7", lambda source: source.least_tasks, 7),
+    "maxRecordsPerPartition": ("7", lambda source: source.most_offsets, 7),
+    "includeHeaders": ("true", lambda source: source.read.headers, True),
+    **{
+        name: ("7", lambda source: source.ignored, (name,))
+        for name in (
+            "kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs",
+            "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "groupIdPrefix",
+            "kafka.group.id",
+        )
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_each_option_of_the_connectors_guide_is_taken(name):
+    value, where, found = DOCUMENTED[name]
+    given = {**GOOD, "startingTimestamp": "5"} if name.endswith("Strategy") else GOOD
+    assert where(parse_source({**given, name: value})) == found != where(parse_source(given))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "found"),
+    [
+        ("subscribe", "x,y", Subscription("subscribe", topics=("x", "y"))),
+        ("subscribePattern", "x.*", Subscription("subscribePattern", pattern="x.*")),
+        ("assign", '{"x": [1]}', Subscription("assign", partitions=(("x", 1),), topics=("x",))),
+    ],
+)
+def test_each_way_of_the_guide_to_name_topics_is_taken(name, value, found):
+    assert parse_source({**SERVERS, name: value}).subscription == found
 
 
 TUNED = {

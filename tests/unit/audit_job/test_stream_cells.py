@@ -16,6 +16,8 @@ from millrace.audit.scanning.stream_cells import StreamCells
 from tests import seeds
 from tests.cells import again_of, count_repeats, encode_bitmaps, old_table_of, table_of
 
+FEW = stream_cells.FEW_CELLS
+
 
 @pytest.fixture(autouse=True)
 def few_as_many(monkeypatch):
@@ -70,6 +72,19 @@ def test_columns_add_up_to_what_the_cells_do_one_by_one(count):
             cells = [replace(each, digest=rng.choice((None, each.digest))) for each in cells]
         assert StreamCells(table_of(cells)).seen() == merge_cells(cells)
     assert {len(each.bitmap) > SMALL_SET_BYTES for each in cells_of(rng, 50)} == {True, False}
+
+
+def test_many_cells_are_added_up_without_making_one_of_them(monkeypatch):
+    cells = cells_of(random.Random(seeds.given()), 2 * FEW)
+    table, whole = table_of(cells), merge_cells(cells)
+
+    def made(rows: pa.Table) -> None:
+        raise AssertionError(f"{rows.num_rows} cells were made one by one")
+
+    monkeypatch.setattr(stream_cells, "FEW_CELLS", FEW)
+    monkeypatch.setattr(stream_cells, "cells_of", made)
+    found = sums(StreamCells(table).seen())
+    assert found == sums(whole) and sum(map(len, found.values())) == 6
 
 
 def sums(seen: dict[str, SeenByWindow]) -> dict[str, SeenByWindow]:
