@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -21,7 +22,8 @@ from millrace.audit.reconciliation.settled import lines_digest
 from millrace.audit.reconciliation.verdict_rows import verdict_rows
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
 from millrace.audit.report.folder import note_failure
-from millrace.deploy import cli
+from millrace.audit.spark import environment
+from millrace.deploy import cli, spark_submit
 from millrace.deploy.commands import audit
 from tests.settling import settle
 
@@ -294,3 +296,31 @@ def test_a_verdict_is_the_exit_status_whether_it_can_be_printed_or_not(config, t
     for verdict, out, err, letters, status, said in ends:
         expected = "millrace: told nobody\n" if err == "said" else ""
         assert (status, said) == (verdict, expected), (out, err, letters)
+
+
+def test_what_package_prints_can_be_typed(tmp_path, monkeypatch, capsys):
+    """The archive itself is made in test_environment, and run on real clusters by the long suite."""
+    made: list[tuple[Path, str | None]] = []
+
+    def written(output: Path, python: str | None) -> list[str]:
+        made.append((output, python))
+        output.write_bytes(b"packed")
+        return ["numpy", "pyarrow"]
+
+    monkeypatch.setattr(environment, "write_environment", written)
+    output = tmp_path / "packed.tar.gz"
+    assert cli.run(["audit", "package", "-o", str(output), "--python", "/opt/python3"]) == 0
+    assert made == [(output, "/opt/python3")]
+    program = tmp_path / "millrace-audit.py"
+    assert program.read_bytes() == Path(spark_submit.__file__).read_bytes()
+    told = capsys.readouterr().out
+    assert f"{output}: millrace and 2 libraries, 0 MB" in told
+    yaml_line, submit, yarn = (line.strip() for line in told.splitlines() if line.startswith("  "))
+    settings = yaml.safe_load(yaml_line)["spark"]
+    unpacked = f"./{environment.FOLDER}/bin/python"
+    assert settings["spark.archives"] == f"{output}#{environment.FOLDER}"
+    assert unpacked in settings.values()
+    for words in (shlex.split(submit), shlex.split(yarn)):
+        assert words[words.index("--archives") + 1] == f"{output}#{environment.FOLDER}"
+        assert f"spark.pyspark.python={unpacked}" in words and words[words.index("run") - 1] == str(program)
+    assert "spark.yarn.maxAppAttempts=1" in shlex.split(yarn) and "cluster" in shlex.split(yarn)
