@@ -226,6 +226,7 @@ def test_a_query_moves_over_from_the_connector_by_the_formats_name_alone(spark, 
         {**one, "startingOffsets": '{"moving.created": {"0": 11}}', "maxRecordsPerPartition": "7"},
         {"assign": '{"moving.created": [0]}', "endingOffsets": '{"moving.created": {"0": 9}}'},
         {**one, "startingTimestamp": "1105", "endingTimestamp": "1200"},
+        {**one, "endingOffsetsByTimestamp": '{"moving.created": {"0": 1150}}'},
         {**one, "startingOffsetsByTimestamp": '{"moving.created": {"0": 1300}}', "failOnDataLoss": "false"},
         {
             **one,

@@ -223,7 +223,6 @@ def test_job_that_dies_while_reconciling_leaves_nothing_behind(spark, world, str
     assert [path for path in state.rglob("*") if path.is_file()] == []
 
 
-@pytest.mark.long
 def test_of_two_jobs_at_once_one_stops_with_a_line(spark, world, streams, monkeypatch):
     for stream in streams:
         world.carry(stream)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -64,6 +65,16 @@ def test_no_partitions_plan_looks_at_the_positions_of_all(comparisons):
 def there(name: str) -> ClusterMetadata:
     topic = TopicMetadata(name, NO_TOPIC_ID, False, dict.fromkeys(range(COUNT), SimpleNamespace(leader=1)))  # type: ignore[arg-type]
     return ClusterMetadata("id", 1, {}, {name: topic})
+
+
+def test_a_pattern_is_found_in_names_and_leaves_internal_topics_out():
+    topics = [("x.flights", False), ("flights", False), ("__flights", True), ("hotels", False)]
+    leaders: Any = {0: SimpleNamespace(leader=1)}
+    view = ClusterMetadata(
+        "id", 1, {}, {name: TopicMetadata(name, NO_TOPIC_ID, hidden, leaders) for name, hidden in topics}
+    )
+    wanted = Subscription("subscribePattern", pattern="fl.*s$")
+    assert partitions_of(wanted, view, "ewr") == [("flights", 0), ("x.flights", 0)]
 
 
 def test_named_partitions_are_not_searched_for_among_all(comparisons):
