@@ -35,12 +35,11 @@ from millrace.audit.contract.group_counts import TIER_PREFIX
 from millrace.audit.contract.sequence_set import to_ranges
 from millrace.audit.keeping.state import StateFolder
 from millrace.audit.keeping.state_files import open_files
-from millrace.audit.keeping.verdict_files import own_lines
+from millrace.audit.keeping.verdict_files import own_lines, read_spans
 from millrace.audit.keeping.waivers import is_stream, pruned_beside, read_waivers, standing_waivers
 from millrace.audit.reconciliation.neighbours import Neighbourhood
-from millrace.audit.reconciliation.settled import COUNTS
 from millrace.audit.reconciliation.verdict_rows import iso_time
-from millrace.audit.reconciliation.verdicts import Verdict
+from millrace.audit.reconciliation.verdicts import COUNTS, Verdict
 from millrace.audit.report.place import report_at
 from millrace.audit.report.reasons import advice, reasons_of
 from millrace.audit.report.sentences import hop_name, records
@@ -190,25 +189,29 @@ class _State:
         return StateFolder(open_files(self._place, self._settings))
 
     def pruned(self, topic: str, at_ms: int) -> dict[str, Any] | None:
-        """The line that is left of a window whose evidence was pruned."""
+        """The line that is left of a window whose evidence was pruned, or the span that it is in."""
         try:
             folder = self._open()
             latest = folder.latest()
             if not latest.verdicts:
                 return None
             _, table = own_lines(folder, latest.verdicts, [topic])
+            spans = read_spans(folder, latest.verdicts, [topic])
         except (MillraceError, OSError) as problem:
             self.problem = str(problem)
             return None
-        lines = table.to_pylist()
-        return next(
-            (
-                row
-                for row in lines
-                if row["window_start_ms"] <= at_ms < row["window_start_ms"] + row["window_ms"]
-            ),
-            None,
+        start_ms = table["window_start_ms"]
+        here = pc.and_(
+            pc.less_equal(start_ms, at_ms), pc.greater(pc.add(start_ms, table["window_ms"]), at_ms)
         )
+        for line in table.filter(here).slice(0, 1).to_pylist():
+            return dict(line)
+        here = pc.and_(pc.less_equal(spans["start_ms"], at_ms), pc.greater(spans["end_ms"], at_ms))
+        for span in spans.filter(here).slice(0, 1).to_pylist():
+            window_ms = span["window_ms"]
+            begun = (at_ms - span["start_ms"]) // window_ms
+            return {**span, "window_start_ms": span["start_ms"] + begun * window_ms}
+        return None
 
     def waivers(self, report: Path, report_at: str | None, topic: str) -> list[dict[str, Any]]:
         """What people waived of the topic until now, by what the last report says of it and what is left of
@@ -247,6 +250,8 @@ def _pruned(line: Mapping[str, Any]) -> dict[str, Any]:
         "verdict": line["verdict"],
         "settled_at": iso_time(line["settled_ms"]),
         "counts": {name: line[name] for name in COUNTS},
+        "from": iso_time(line.get("start_ms")),
+        "until": iso_time(line.get("end_ms")),
     }
 
 
@@ -411,10 +416,17 @@ def _pruned_lines(pruned: Mapping[str, Any], has_rows: bool) -> Iterator[str]:
     counts = ", ".join(
         f"{name.replace('_', ' ')} {count:,}" for name, count in pruned["counts"].items() if count
     )
-    yield (
-        f"PRUNED: settled as {pruned['verdict']} at {pruned['settled_at']}, older than the config's `keep`; "
-        f"its cells are gone and only its counts are kept ({counts or 'nothing was sent'})"
-    )
+    if pruned["from"] is None:
+        yield (
+            f"PRUNED: settled as {pruned['verdict']} at {pruned['settled_at']}, older than the config's "
+            f"`keep`; its cells are gone and only its counts are kept ({counts or 'nothing was sent'})"
+        )
+    else:
+        yield (
+            f"PRUNED: settled as {pruned['verdict']}, as all windows from {pruned['from']} to "
+            f"{pruned['until']} were by {pruned['settled_at']}, older than the config's `keep`; their cells "
+            f"are gone and only their counts together are kept ({counts or 'nothing was sent'})"
+        )
     if has_rows:
         yield "What came for it since is counted below and does not change that verdict."
 
@@ -471,7 +483,7 @@ def _tier_lines(told: Mapping[str, Any]) -> Iterator[str]:
         yield f"    {where}: {_text(cell['sequences'])}"
     rest = told["cells"][MOST_CELLS:]
     if rest:
-        yield f"    and {sum(cell['records'] for cell in rest):,} records in {len(rest)} more stretches"
+        yield f"    and {sum(cell['records'] for cell in rest):,} records in {len(rest)} more spans"
 
 
 def _loss_lines(lost: Mapping[str, Any]) -> Iterator[str]:
@@ -485,7 +497,7 @@ def _loss_lines(lost: Mapping[str, Any]) -> Iterator[str]:
         for held in place["held"]:
             yield f"    {span}: {upstream} has it in {_place(held)}"
         if place.get("held_more"):
-            yield f"    {span}: and in {place['held_more']} more stretches"
+            yield f"    {span}: and in {place['held_more']} more spans"
         near = [
             f"{word} it {place[word]['sequence']} was seen ({_place(place[word])})"
             for word in ("before", "after")

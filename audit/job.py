@@ -40,7 +40,7 @@ from millrace.audit.keeping import upkeep
 from millrace.audit.keeping.state import Commit, StateFolder, UnreadNote
 from millrace.audit.keeping.state_files import is_remote
 from millrace.audit.keeping.untrusted_waivers import read_accepted
-from millrace.audit.keeping.verdict_files import own_lines
+from millrace.audit.keeping.verdict_files import own_lines, read_spans
 from millrace.audit.keeping.waivers import read_waivers, standing_waivers
 from millrace.audit.keeping.work_folder import work_folder
 from millrace.audit.reconciliation.horizon import DEFAULT_HORIZON_MS, split_older
@@ -304,6 +304,7 @@ def _reconcile(spark: SparkSession, run: Run, after: Commit, cells: RunCells) ->
     if run.only is not None:
         return Beside(rows, unnumbered(roster))
     owed, run.pruned_lines = own_lines(run.state, run.before.verdicts, run.config.topics)
+    run.spans = read_spans(run.state, run.before.verdicts, run.config.topics)
     numbered = number_rows(roster, owed, run.now_ms)
     run.owed = lines_of(numbered)
     return Beside(rows, numbered)
@@ -338,6 +339,7 @@ def _judge(run: Run, numbered: Rows, doubts: Doubts) -> Findings:
         [each.waiver for each in standing if each.stands],
         run.config.topics,
         over_ms=run.now_ms - run.config.grace_ms,
+        spans=run.spans,
     )
     watermarks = doubts.held(watermarks, run.before.watermarks)
     deciding, older = split_older(rows, run.since_ms)

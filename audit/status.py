@@ -19,14 +19,16 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.audit.config import AuditConfig
 from millrace.audit.keeping.state import StateFolder
 from millrace.audit.keeping.untrusted_waivers import read_accepted, standing_accepted, told_untrusted
-from millrace.audit.keeping.verdict_files import SettledLines
+from millrace.audit.keeping.verdict_files import SettledLines, read_spans
 from millrace.audit.keeping.waivers import read_waivers, standing_waivers
 from millrace.audit.reconciliation.row_parts import Rows, parts_of
+from millrace.audit.reconciliation.spans import window_counts
 from millrace.audit.reconciliation.verdict_rows import iso_time
 from millrace.audit.reconciliation.verdicts import VERDICTS
 from millrace.audit.report.failure import FILE_NAME as LAST_FAILURE
@@ -54,6 +56,9 @@ def read_status(config: AuditConfig) -> dict[str, Any]:
             "waivers": sum(each.stands for each in here),
             "lapsed": sum(not each.stands for each in here),
         }
+    for row in _of_spans(read_spans(state, latest.verdicts)):
+        if row["topic"] in topics:
+            topics[row["topic"]]["pruned"] += row["windows"]
     for row in _counted(settled):
         held = topics.get(row["topic"])
         if held is None:
@@ -81,6 +86,15 @@ def read_status(config: AuditConfig) -> dict[str, Any]:
         if {"at", "sentence"} <= set(failure)
         else None,
     }
+
+
+def _of_spans(spans: pa.Table) -> list[dict[str, Any]]:
+    """How many windows each topic has in them."""
+    counted = spans.append_column("windows", window_counts(spans)).group_by("topic")
+    return [
+        {"topic": row["topic"], "windows": row["windows_sum"]}
+        for row in counted.aggregate([("windows", "sum")]).to_pylist()
+    ]
 
 
 def _counted(settled: Rows) -> Iterator[dict[str, Any]]:

@@ -16,6 +16,7 @@ from millrace.audit.reconciliation.settled import (
     number_rows,
     rows_of,
 )
+from millrace.audit.reconciliation.spans import NO_SPANS
 from millrace.audit.reconciliation.verdict_rows import VERDICT_SCHEMA
 
 
@@ -35,9 +36,11 @@ class Settlement:
     made_ms: pa.Array
 
 
-def settle(rows: pa.Table, before: pa.Table | None, topics: Collection[str], now_ms: int) -> Settlement:
-    """`rows` (ROW_SCHEMA) of all streams and of the roster; `before` is what the state had."""
-    lines, folded = earlier_lines(SETTLED_SCHEMA.empty_table() if before is None else before, topics)
+def settle(
+    rows: pa.Table, before: pa.Table | None, topics: Collection[str], now_ms: int, spans: pa.Table = NO_SPANS
+) -> Settlement:
+    """`rows` (ROW_SCHEMA) of all streams and of the roster; `before` is what the state had beside `spans`."""
+    lines, folded = earlier_lines(SETTLED_SCHEMA.empty_table() if before is None else before, topics, spans)
     numbered = number_rows(rows, lines, now_ms)
     told = rows_of(numbered)
     return Settlement(

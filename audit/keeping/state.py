@@ -54,6 +54,7 @@ VERSIONS = {
     7: "how far the events were read",
     8: "what came again in a cell as sets, which older programs would not see",
     9: "producers' plain reports packed, which older programs would not see",
+    10: "proven windows of days that are long over summed up, which older programs would not see",
 }
 """What each version of the format added."""
 STATE_VERSION = max(VERSIONS)

@@ -7,6 +7,8 @@
                                              roster owes, and windows that earlier runs pruned
     verdicts/<run>/pruned.parquet            lines of windows that this run pruned; their rows are still in
                                              the files of their days, and count no more
+    verdicts/<run>/spans.parquet         what is left of the lines of days that are long over
+                                             (`spans.SPAN_SCHEMA`)
 
 Up to version 5 of the state `verdicts/<run>.parquet` had all lines, those of streams too, and no rows: it is
 read as a file of lines. Within a file rows are in the order of their windows, so that a stretch of time is
@@ -39,12 +41,13 @@ from millrace.audit.reconciliation.settled import (
     lines_but,
     settled_now,
 )
+from millrace.audit.reconciliation.spans import SPAN_SCHEMA
 from millrace.audit.reconciliation.verdicts import WindowState
 from millrace.broker.errors import MillraceError
 
 PART_ROWS = 1 << 17
 """some 300 bytes each, of which whoever walks them holds up to four copies at a time"""
-LINES, PRUNED = "lines.parquet", "pruned.parquet"
+LINES, PRUNED, SPANS = "lines.parquet", "pruned.parquet", "spans.parquet"
 _DAY = "/day="
 _START = "window_start_ms"
 
@@ -56,7 +59,12 @@ def row_files(names: Sequence[str]) -> list[str]:
 
 def line_files(names: Sequence[str]) -> list[str]:
     """Those that have lines."""
-    return [name for name in names if _DAY not in name]
+    return [name for name in names if _DAY not in name and name not in span_files(names)]
+
+
+def span_files(names: Sequence[str]) -> list[str]:
+    """Those that have spans; one, or none."""
+    return [name for name in names if name.endswith(f"/{SPANS}")]
 
 
 def pruned_files(names: Sequence[str]) -> list[str]:
@@ -68,6 +76,13 @@ def read_lines(state: StateFolder, names: Sequence[str], wanted: pc.Expression |
     """What these files of lines have. Raises StateDamaged."""
     tables = [state.read_table(name, wanted) for name in names]
     return pa.concat_tables([SETTLED_SCHEMA.empty_table(), *(_whole(each) for each in tables)])
+
+
+def read_spans(state: StateFolder, names: Sequence[str], topics: Sequence[str] | None = None) -> pa.Table:
+    """The spans (SPAN_SCHEMA) that these files have, of these topics or of all. Raises StateDamaged."""
+    wanted = None if topics is None else pc.field("topic").isin(pa.array(list(topics), pa.string()))
+    tables = [state.read_table(name, wanted).cast(SPAN_SCHEMA) for name in span_files(names)]
+    return pa.concat_tables([SPAN_SCHEMA.empty_table(), *tables])
 
 
 def _whole(lines: pa.Table) -> pa.Table:
@@ -246,5 +261,9 @@ def own_lines(
 ) -> tuple[pa.Table, pa.Table]:
     """(LINE_SCHEMA of what the roster owed, SETTLED_SCHEMA of what was pruned) by these files, of these
     topics or of all."""
-    lines = read_lines(state, line_files(names), pc.field("stream") == "")
-    return earlier_lines(lines, lines["topic"].unique().to_pylist() if topics is None else topics)
+    lines, spans = (
+        read_lines(state, line_files(names), pc.field("stream") == ""),
+        read_spans(state, names, topics),
+    )
+    topics = lines["topic"].unique().to_pylist() if topics is None else topics
+    return earlier_lines(lines, topics, spans)

@@ -11,7 +11,7 @@ Kept in the state (`keeping.verdict_files`), read by the next run, `status` and 
     open           true: the window is open again, and has no settled verdict now; the line keeps the last one
                    for its number
     folded         true: the line of a whole topic and window whose evidence was pruned (`upkeep`): its counts
-                   are sums over its streams, its verdict is their worst
+                   are sums over its streams, its verdict is their worst. What is left of them later: `spans`
 
 A window is open again when its doubt is gone and its producer has not promised that it is complete, or has
 come back after a silence.
@@ -23,7 +23,6 @@ stream changes a number, so it is the same whoever has which streams together.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection
 from typing import Any
 
@@ -31,12 +30,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millrace.audit.reconciliation.row_digest import rows_digest
 from millrace.audit.reconciliation.row_keys import WINDOW, Window, found, is_among, keys_of, numbers
 from millrace.audit.reconciliation.row_parts import Rows, parts_of
+from millrace.audit.reconciliation.spans import NO_SPANS, are_in
 from millrace.audit.reconciliation.verdict_rows import ROW_DDL, ROW_SCHEMA, iso_time
-from millrace.audit.reconciliation.verdicts import VERDICTS, WindowState
+from millrace.audit.reconciliation.verdicts import COUNTS, VERDICTS, WindowState
 
-COUNTS = ("published", "missing", "duplicates", "in_flight", "unreported", "unknown", "explained")
 SETTLED_SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
@@ -61,7 +61,8 @@ SETTLED_DDL = (
 )
 
 LINE_SCHEMA = SETTLED_SCHEMA.append(pa.field("pruned", pa.bool_()))
-"""A line on its way to its stream's rows. `pruned`: its window has a line for the whole topic."""
+"""A line on its way to its stream's rows. `pruned`: its window has a line for the whole topic, or is in a
+span."""
 
 NUMBERED_SCHEMA = ROW_SCHEMA.append(pa.field("before", pa.string())).append(
     pa.field("settled_ms", pa.int64())
@@ -90,16 +91,19 @@ _NOTHING: dict[str, Any] = {
     "content": "",
     "detail": "{}",
 }
-_NULL = 0x6E756C6C5F6E756C  # no value that is there
 _ORDER = [(name, "ascending") for name in ("topic", "producer", "stream", "window_start_ms")]
 
 
-def earlier_lines(before: pa.Table, topics: Collection[str]) -> tuple[pa.Table, pa.Table]:
-    """Of the lines that a run kept: (LINE_SCHEMA of the audited topics' windows, SETTLED_SCHEMA of those that
-    were pruned)."""
+def earlier_lines(
+    before: pa.Table, topics: Collection[str], spans: pa.Table = NO_SPANS
+) -> tuple[pa.Table, pa.Table]:
+    """Of the lines that a run kept, beside its `spans`: (LINE_SCHEMA of the audited topics' windows,
+    SETTLED_SCHEMA of those that were pruned)."""
     before = before.filter(pc.is_in(before["topic"], pa.array(list(topics), pa.string())))
     lines, folded = before.filter(pc.invert(before["folded"])), before.filter(before["folded"])
-    return lines.append_column("pruned", is_among(lines.select(WINDOW), folded.select(WINDOW))), folded
+    windows = lines.select(WINDOW)
+    is_pruned = pc.or_(is_among(windows, folded.select(WINDOW)), are_in(windows, spans))
+    return lines.append_column("pruned", is_pruned), folded
 
 
 def number_rows(rows: pa.Table, lines: pa.Table, now_ms: int) -> pa.Table:
@@ -253,36 +257,5 @@ def without(table: pa.Table, pruned: Collection[Window]) -> pa.Table:
 
 
 def lines_digest(*lines: Rows) -> str:
-    """Equal for equal lines, however they are ordered and cut: tells whether anything was learnt. A sum of
-    the lines' digests."""
-    sums = [0, 0]
-    for part in (part for each in lines for part in parts_of(each)):
-        columns = [_hashes(part[name].combine_chunks()) for name in SETTLED_SCHEMA.names]
-        for number in range(len(sums)):
-            digests = np.full(part.num_rows, number, np.uint64)
-            for column in columns:
-                digests = _mixed(digests + column)
-            sums[number] += int(digests.sum(dtype=np.uint64))
-    return "".join(f"{each % (1 << 64):016x}" for each in sums)
-
-
-def _hashes(column: pa.Array) -> np.ndarray:
-    """64 bits for each value; what lies behind a null may differ."""
-    if pa.types.is_string(column.type):
-        encoded = column.dictionary_encode()
-        values = [
-            int.from_bytes(hashlib.blake2b(each.encode("utf-8", "surrogatepass"), digest_size=8).digest())
-            for each in encoded.dictionary.to_pylist()
-        ]
-        values.append(_NULL)
-        return np.array(values, np.uint64)[pc.fill_null(encoded.indices, len(values) - 1).to_numpy()]
-    numbers = pc.fill_null(column.cast(pa.int64()), 0).to_numpy().astype(np.uint64)
-    return np.where(pc.is_valid(column).to_numpy(zero_copy_only=False), numbers, np.uint64(_NULL))
-
-
-def _mixed(values: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64: equal sums of columns are not equal digests."""
-    values = values + np.uint64(0x9E3779B97F4A7C15)
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    """Equal for equal lines, however they are ordered and cut: tells whether anything was learnt."""
+    return rows_digest((part for each in lines for part in parts_of(each)), SETTLED_SCHEMA.names)

@@ -84,6 +84,9 @@ GOOD = tuple(word for word in VERDICTS if Verdict[word].is_good)
 STATES = (*(word for word in reversed(VERDICTS) if word not in GOOD), OPEN, *reversed(GOOD))
 """What a window can look like, worst first: the verdicts, and OPEN before those that need no attention."""
 
+COUNTS = ("published", "missing", "duplicates", "in_flight", "unreported", "unknown", "explained")
+"""What a row, or the line that is left of it, has a number of records for."""
+
 
 def range_count(ranges: Ranges) -> int:
     """How many sequences the ranges hold."""

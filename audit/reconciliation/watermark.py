@@ -89,10 +89,12 @@ def completeness(
     waivers: Collection[Waiver] = (),
     *,
     over_ms: int,
+    spans: Iterable[tuple[int, int, int]] = (),
 ) -> Completeness:
     """`rows` are all rows of the topic, of all its streams; `streams` everything that events told of them.
     `over_ms` is the time of the look less the grace: a window that ends later is open to whoever starts now,
-    whatever is settled in it."""
+    whatever is settled in it. `spans` are (start, end, length of a window) in ms of proven windows that
+    follow one another, which have no rows any more."""
     waived = {waiver.window_start_ms for waiver in waivers if waiver.topic == topic}
     passed_over = {waiver.stream for waiver in waivers if waiver.topic == topic and waiver.stream}
     silenced = {waiver.stream: waiver.silence_ms for waiver in waivers if waiver.topic == topic}
@@ -125,17 +127,33 @@ def completeness(
             doubtful[start_ms] = _worse(doubtful.get(start_ms), row)
     held = still_open | {start_ms: row for start_ms, row in doubtful.items() if start_ms not in waived}
     first_doubt = min(doubts, key=lambda row: _from_ms(row.not_before_ms), default=None)
-    watermark: int | None = None
-    for start_ms in sorted(ends):
-        end_ms = ends[start_ms]
-        in_doubt = first_doubt is not None and _reaches(end_ms, first_doubt.not_before_ms)
-        beyond = promise is not None and _reaches(end_ms, promise.no_earlier_than_ms)
-        if start_ms in held or in_doubt or beyond:
-            # A longer window that is proven may reach beyond this one.
-            watermark = None if watermark is None else min(watermark, start_ms)
-            break
-        watermark = end_ms
+    limits = [] if first_doubt is None else [_from_ms(first_doubt.not_before_ms)]
+    limits += [] if promise is None else [_from_ms(promise.no_earlier_than_ms)]
+    watermark = _passed(
+        [*((start_ms, end_ms, end_ms - start_ms) for start_ms, end_ms in ends.items()), *spans],
+        held,
+        min(limits, default=None),
+    )
     return Completeness(watermark, held, doubts, promise)
+
+
+def _passed(
+    windows: Iterable[tuple[int, int, int]], held: Collection[int], limit_ms: int | None
+) -> int | None:
+    """The end of the windows, (start, end, step), one after the other, up to the first that is held or ends
+    beyond the limit; of a span of several, as many as end before it."""
+    watermark: int | None = None
+    for start_ms, end_ms, step_ms in sorted(windows):
+        if start_ms in held:
+            # A longer window that is proven may reach beyond this one.
+            return None if watermark is None else min(watermark, start_ms)
+        if limit_ms is not None and _reaches(end_ms, limit_ms):
+            within_ms = start_ms + max(0, limit_ms - start_ms) // step_ms * step_ms
+            if within_ms > start_ms:
+                return within_ms if watermark is None else max(watermark, within_ms)
+            return None if watermark is None else min(watermark, start_ms)
+        watermark = end_ms if watermark is None else max(watermark, end_ms)
+    return watermark
 
 
 def _until(silenced: Mapping[str, int | None], stream: str) -> int:

@@ -23,9 +23,11 @@ from millrace.audit.contract.group_counts import open_claims
 from millrace.audit.contract.producer_names import MORE_PAIRS, MOST_PAIRS_NAMED, ONE_STREAM
 from millrace.audit.keeping import uniting, upkeep
 from millrace.audit.keeping.state import Commit
-from millrace.audit.keeping.verdict_files import LINES, PRUNED
+from millrace.audit.keeping.verdict_files import LINES, PRUNED, SPANS
+from millrace.audit.reconciliation.row_digest import rows_digest
 from millrace.audit.reconciliation.row_parts import View
 from millrace.audit.reconciliation.settled import LINE_COLUMNS, SETTLED_SCHEMA, but, lines_but, lines_digest
+from millrace.audit.reconciliation.spans import SPAN_SCHEMA, sum_up
 from millrace.audit.runs import fact_rows
 from millrace.audit.runs.capture import Capture
 from millrace.audit.runs.event_reading import lost_counts, to_keep
@@ -95,15 +97,18 @@ def keep_verdicts(run: Run, after: Commit, cells: RunCells, found: Findings) -> 
     config = run.config
     pruned = SETTLED_SCHEMA.empty_table()
     loose = cells.loose_files()
-    if upkeep.is_due(run.before, len(loose), config.keep_ms, run.now_ms):
+    is_due = upkeep.is_due(run.before, len(loose), config.keep_ms, run.now_ms)
+    if is_due:
         pruned = _fold(run, after, cells, found, loose)
     after.claims = upkeep.claims_to_keep(
         after.claims, found.rows, config.grace_ms, config.keep_ms, run.now_ms
     )
     after.watermarks = {topic: at for topic, at in found.watermarks.items() if at is not None}
-    earlier, owed = but(run.pruned_lines, pruned), but(run.owed, pruned)
+    earlier, owed, spans = but(run.pruned_lines, pruned), but(run.owed, pruned), run.spans
+    if is_due:
+        earlier, spans = sum_up(earlier, spans, run.now_ms)
     of_rows = View(found.numbered, partial(lines_but, pruned=pruned), LINE_COLUMNS, makes=True)
-    after.verdicts_digest = lines_digest(earlier, pruned, of_rows)
+    after.verdicts_digest = _digest(lines_digest(earlier, pruned, of_rows), spans)
     if after.verdicts_digest == run.before.verdicts_digest and run.before.verdicts:
         return
     folder = f"verdicts/{run.name}"
@@ -112,6 +117,13 @@ def keep_verdicts(run: Run, after: Commit, cells: RunCells, found: Findings) -> 
     if pruned.num_rows:
         after.verdicts.append(f"{folder}/{PRUNED}")
         run.state.write_table(f"{folder}/{PRUNED}", pruned)
+    if spans.num_rows:
+        after.verdicts.append(f"{folder}/{SPANS}")
+        run.state.write_table(f"{folder}/{SPANS}", spans)
+
+
+def _digest(of_lines: str, spans: pa.Table) -> str:
+    return of_lines + rows_digest([spans], SPAN_SCHEMA.names) if spans.num_rows else of_lines
 
 
 def _fold(run: Run, after: Commit, cells: RunCells, found: Findings, loose: Sequence[str]) -> pa.Table:

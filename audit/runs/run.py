@@ -14,6 +14,7 @@ from millrace.audit.keeping.state import Commit, StateFolder, UnreadNote
 from millrace.audit.keeping.waivers import Standing, Target, waived_targets
 from millrace.audit.reconciliation.row_parts import Rows
 from millrace.audit.reconciliation.settled import SETTLED_SCHEMA
+from millrace.audit.reconciliation.spans import SPAN_SCHEMA
 from millrace.audit.runs.backfill import TimeRange
 from millrace.audit.runs.capture import Capture
 from millrace.audit.runs.copied_headers import Foreign
@@ -25,7 +26,7 @@ from millrace.audit.spark.task_plan import OffsetRange
 @dataclass(slots=True)
 class Run:
     """One run's working values, handed from step to step. `pruned` is what is left of pruned windows by
-    stream, `pruned_lines` the lines that earlier runs left of them by window, `late` counts what came for
+    stream, `pruned_lines` and `spans` what earlier runs left of them by window, `late` counts what came for
     them (`late_again` what of it the next run reads again), `foreign` what lies in another topic than its
     stream's, `row_files` have this run's rows, `owed` are the roster's lines, `only` is the backfill's range,
     `since_ms` the verdict's horizon, `told` the watermarks that were told last."""
@@ -44,6 +45,7 @@ class Run:
     late: dict[str, int] = field(default_factory=dict)
     late_again: dict[str, int] = field(default_factory=dict)
     pruned_lines: pa.Table = field(default_factory=SETTLED_SCHEMA.empty_table)
+    spans: pa.Table = field(default_factory=SPAN_SCHEMA.empty_table)
     foreign: Foreign = field(default_factory=dict)
     row_files: list[str] = field(default_factory=list)
     owed: pa.Table = field(default_factory=SETTLED_SCHEMA.empty_table)

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from millrace.audit.contract.events import StreamFacts
 from millrace.audit.reconciliation.row_parts import Rows, parts_of
+from millrace.audit.reconciliation.spans import NO_SPANS
 from millrace.audit.reconciliation.verdict_rows import iso_time
 from millrace.audit.reconciliation.verdicts import VERDICTS, Verdict, WindowState, WindowVerdict
 from millrace.audit.reconciliation.watermark import Completeness, Waiver, completeness
@@ -38,9 +39,10 @@ def watermarks_of(
     topics: Iterable[str],
     *,
     over_ms: int,
+    spans: pa.Table = NO_SPANS,
 ) -> dict[str, int | None]:
     """{topic: ms or None}, as `completeness_of` finds them."""
-    found = completeness_of(rows, settled, streams, waivers, topics, over_ms=over_ms)
+    found = completeness_of(rows, settled, streams, waivers, topics, over_ms=over_ms, spans=spans)
     return {topic: each.watermark_ms for topic, each in found.items()}
 
 
@@ -52,8 +54,10 @@ def completeness_of(
     topics: Iterable[str],
     *,
     over_ms: int,
+    spans: pa.Table = NO_SPANS,
 ) -> dict[str, Completeness]:
-    """By topic. `settled` has the lines of pruned windows, which were proven or waived; `waivers` are those
+    """By topic. `settled` has the lines of pruned windows, which were proven or waived, and `spans` those
+    that were summed up; `waivers` are those
     that stand; windows that end after `over_ms` are not over. What is held is a verdict or two a topic and
     window, and rows without a window."""
     streams, waivers = list(streams), list(waivers)
@@ -69,8 +73,11 @@ def completeness_of(
     for window in _pruned(settled):
         if window.topic in verdicts:
             verdicts[window.topic].append(window)
+    proven: dict[str, list[tuple[int, int, int]]] = {}
+    for span in spans.select(["topic", "start_ms", "end_ms", "window_ms"]).to_pylist():
+        proven.setdefault(span["topic"], []).append((span["start_ms"], span["end_ms"], span["window_ms"]))
     return {
-        topic: completeness(topic, found, streams, waivers, over_ms=over_ms)
+        topic: completeness(topic, found, streams, waivers, over_ms=over_ms, spans=proven.get(topic, ()))
         for topic, found in verdicts.items()
     }
 

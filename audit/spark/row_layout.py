@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pyspark.sql import DataFrame, DataFrameWriter
 from pyspark.sql import functions as f
 
-DAY_MS = 86_400_000
+from millrace.audit.reconciliation.spans import DAY_MS
+
 _HOUR_MS = 3_600_000
 _LAST_DAY = 2_932_896
 """of the calendar, in days since 1970"""

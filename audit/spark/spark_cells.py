@@ -27,7 +27,7 @@ from millrace.audit.config import AuditConfig
 from millrace.audit.keeping.state import ROOMS, StateFolder
 from millrace.audit.keeping.uniting import ASKED, PLAN_DDL, fold_plan, proven_windows
 from millrace.audit.keeping.upkeep import PRUNED, late_row
-from millrace.audit.keeping.verdict_files import RowFiles, line_files, pruned_files, row_files
+from millrace.audit.keeping.verdict_files import RowFiles, line_files, pruned_files, row_files, span_files
 from millrace.audit.reconciliation.reconcile import ClusterPartition, Passage
 from millrace.audit.reconciliation.row_keys import WINDOW
 from millrace.audit.reconciliation.settled import (
@@ -40,6 +40,7 @@ from millrace.audit.reconciliation.settled import (
     number_rows,
     unnumbered,
 )
+from millrace.audit.reconciliation.spans import DAY_MS, SPAN_DDL
 from millrace.audit.reconciliation.verdict_rows import ROW_SCHEMA, Reconciler
 from millrace.audit.runs.arrivals import arrival_passages
 from millrace.audit.runs.copied_headers import FOREIGN, foreign_rows
@@ -49,7 +50,7 @@ from millrace.audit.scanning.cell_notes import NOTE_SCHEMA, read_notes, uncounte
 from millrace.audit.scanning.cell_rows import CELL_DDL
 from millrace.audit.spark import connector_reader
 from millrace.audit.spark.read_meter import ReadMeter
-from millrace.audit.spark.row_layout import DAY_MS, by_day, spread, stretch_hours
+from millrace.audit.spark.row_layout import by_day, spread, stretch_hours
 from millrace.audit.spark.shared_state import CellsIncomplete, require_shared, rows_in
 from millrace.audit.spark.spark_failures import UNREADABLE, one_line
 from millrace.audit.spark.spark_session import is_elastic, session_cores
@@ -249,6 +250,8 @@ class RunCells:
         pruned = lines.filter("folded").select(*WINDOW).distinct().withColumn("pruned", lit(True))
         lines = lines.filter(~col("folded") & (col("stream") != ""))
         lines = lines.join(f.broadcast(pruned), WINDOW, "left").fillna(False, ["pruned"])
+        if span_files(verdicts):
+            lines = in_spans(lines, self._read(span_files(verdicts), SPAN_DDL))
         line = f.struct(*LINE_SCHEMA.names).alias("line")
         return facts.unionByName(lines.select("stream", line), allowMissingColumns=True)
 
@@ -345,6 +348,28 @@ class RunCells:
         with self._spread(size):
             few = cells.coalesce(max(1, math.ceil(folded_files_of(size))))
             return [*left, *self._write(few, f"{self._folder}{_FOLDED}")]
+
+
+def in_spans(lines: DataFrame, spans: DataFrame) -> DataFrame:
+    """The lines, `pruned` those whose window is in one of the spans, too (`spans.are_in`). All windows of a
+    span begin on one day."""
+    day = f.floor(col("start_ms") / DAY_MS).alias("span_day")
+    by_day = spans.groupBy(col("topic").alias("span_topic"), day).agg(
+        f.collect_list(f.struct("start_ms", "end_ms", "window_ms")).alias("spans")
+    )
+    start = col("window_start_ms")
+    there = (col("topic") == col("span_topic")) & (f.floor(start / DAY_MS) == col("span_day"))
+    found = lines.join(f.broadcast(by_day), there, "left")
+    is_in = f.exists(
+        "spans",
+        lambda span: (
+            (start >= span["start_ms"])
+            & (start < span["end_ms"])
+            & ((start - span["start_ms"]) % span["window_ms"] == 0)
+        ),
+    )
+    pruned = col("pruned") | f.coalesce(is_in, lit(False))
+    return found.withColumn("pruned", pruned).drop("span_topic", "span_day", "spans")
 
 
 def is_folded(name: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 JOB = "tests/unit/audit_job"
+SPANS = f"{JOB}/test_spans.py"
 
 OF_AUDIT_UPKEEP = (
     Mutant(
@@ -17,6 +18,42 @@ OF_AUDIT_UPKEEP = (
             f"{JOB}/test_upkeep.py"
             "::test_what_the_roster_owes_of_a_pruned_window_is_in_its_line_and_nowhere_else",
         ),
+    ),
+    Mutant(
+        name="span-over-a-gap",
+        promise="Proven windows are summed up as far as they follow one another, never over a hole.",
+        file="audit/reconciliation/spans.py",
+        rule="(starts[1:] == ends[:-1]) & (starts[1:] // day_ms == starts[:-1] // day_ms)",
+        instead="starts[1:] // day_ms == starts[:-1] // day_ms",
+        red=(
+            f"{SPANS}::test_a_gap_another_verdict_length_or_topic_ends_a_span_and_what_was_waived_stays_a_line",
+        ),
+    ),
+    Mutant(
+        name="waived-window-summed-up",
+        promise="What was waived keeps a line of its own: a waiver is for one window.",
+        file="audit/reconciliation/spans.py",
+        rule='pc.and_not(pc.is_in(lines["verdict"], value_set=pa.array(GOOD)), lines["open"])',
+        instead='pc.invert(lines["open"])',
+        red=(
+            f"{SPANS}::test_a_gap_another_verdict_length_or_topic_ends_a_span_and_what_was_waived_stays_a_line",
+        ),
+    ),
+    Mutant(
+        name="line-of-a-window-in-a-span",
+        promise="A stream's line of a window that was pruned and summed up is in its topic's.",
+        file="audit/reconciliation/settled.py",
+        rule="pc.or_(is_among(windows, folded.select(WINDOW)), are_in(windows, spans))",
+        instead="is_among(windows, folded.select(WINDOW))",
+        red=(f"{SPANS}::test_a_line_of_a_window_in_a_span_is_that_of_a_pruned_one",),
+    ),
+    Mutant(
+        name="watermark-beyond-a-doubt-within-a-span",
+        promise="A watermark stops within a span of proven windows where a doubt or a promise stops it.",
+        file="audit/reconciliation/watermark.py",
+        rule="within_ms = start_ms + max(0, limit_ms - start_ms) // step_ms * step_ms",
+        instead="within_ms = end_ms",
+        red=(f"{SPANS}::test_a_watermark_stops_within_a_span_where_it_would_among_its_windows",),
     ),
     Mutant(
         name="doubted-stream-forgotten",

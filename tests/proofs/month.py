@@ -37,7 +37,7 @@ import numpy as np
 
 from millrace.audit.contract.events import CLOSED, HEARTBEAT
 from millrace.audit.keeping.state import StateFolder
-from millrace.audit.keeping.verdict_files import own_lines
+from millrace.audit.keeping.verdict_files import own_lines, read_spans
 from tests.benchmarks.audit.bench_audit import parse_count
 from tests.cluster.mirror_process import MirrorProcess
 from tests.peak_memory import DRIVER, WORKER
@@ -95,7 +95,8 @@ def let_go(folder: Path) -> int:
     commit = state.latest()
     if commit.number == 0:
         return 0
-    return sum(own_lines(state, commit.verdicts)[1]["published"].to_pylist())
+    pruned = own_lines(state, commit.verdicts)[1], read_spans(state, commit.verdicts)
+    return sum(sum(each["published"].to_pylist()) for each in pruned)
 
 
 def make_older(folder: Path, by_ms: int) -> None:

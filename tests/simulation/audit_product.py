@@ -42,6 +42,7 @@ from millrace.audit.reconciliation.settled import (
     number_rows,
     rows_of,
 )
+from millrace.audit.reconciliation.spans import LOOKED_AT_MS, SPAN_SCHEMA, sum_up
 from millrace.audit.reconciliation.verdict_rows import ROW_SCHEMA, Reconciler, evident_rows, iso_time
 from millrace.audit.reconciliation.verdicts import WindowVerdict
 from millrace.audit.reconciliation.watermark import Waiver
@@ -71,6 +72,7 @@ from tests.simulation.audit_clusters import EVENTS, Client, EventsLog, Reader
 from tests.simulation.audit_logs import GRACE_MS, WINDOW_MS
 from tests.simulation.audit_world import World, positions_of, routes_of
 
+DAY_WINDOWS = 5
 CHECKS = 1 / 3
 """Of the runs: their work is done a second time, in another way. What a run has learnt stays learnt, so that
 one check speaks of the runs before it, too."""
@@ -174,6 +176,7 @@ class Audit:
     counted: pa.Table | None = None
     settled: pa.Table | None = None
     numbered: pa.Table | None = None
+    spans: pa.Table = field(default_factory=SPAN_SCHEMA.empty_table)
     luck: Random = field(default_factory=lambda: Random(0))
     united_count: int = 0
     skipped_count: int = 0
@@ -183,6 +186,7 @@ class Audit:
     waivers: list[Waiver] = field(default_factory=list)
 
     upkeep_luck: Random = field(default_factory=lambda: Random(1))
+    spans_luck: Random = field(default_factory=lambda: Random(4))
     check_luck: Random = field(default_factory=lambda: Random(2))
 
     def waive(self, targets: Collection[tuple[str, int]]) -> None:
@@ -263,6 +267,7 @@ class Audit:
             again = upkeep.late_counts(late_rows, again=True)
             kept = upkeep.late_to_keep(late, again)
             going = self._prune(config, captured, found, tail, pruned, kept)
+            self._sum_up(captured.taken_ms)
             if may_unite(config, captured) and self.luck.random() < 0.5:
                 self._fold(fold_plan({}, proven_windows(pa.concat_tables(found.rows.parts()))), tail)
         return Result(
@@ -323,6 +328,18 @@ class Audit:
         self.settled = _whole([but(earlier, lines), lines, lines_but(found.numbered, lines)])
         self.numbered = but(found.numbered, lines)
         return going
+
+    def _sum_up(self, now_ms: int) -> None:
+        """Lines of pruned windows become spans, in days of a few windows, over as soon as they end."""
+        if self.settled is None or self.spans_luck.random() < 0.3:
+            return
+        folded = self.settled["folded"]
+        lines, self.spans = sum_up(
+            self.settled.filter(folded), self.spans, now_ms + LOOKED_AT_MS, DAY_WINDOWS * WINDOW_MS
+        )
+        self.settled = _whole([lines, self.settled.filter(pc.invert(folded))])
+        if self.spans.num_rows:
+            self.world.note("summed up")
 
     def _known(self) -> tuple[EventLedger, dict[str, set[str]], dict[str, dict[str, int]]]:
         """(a ledger of what the state tells, origins, where streams' newest events are)"""
@@ -398,6 +415,7 @@ class Audit:
             waivers,
             config.topics,
             over_ms=captured.taken_ms - config.grace_ms,
+            spans=self.spans,
         )
         watermarks = doubts.held(watermarks, self.commit.watermarks)
         deciding, older = split_older(rows, since_ms)
@@ -558,13 +576,13 @@ class Audit:
 
     def _earlier(self, config: AuditConfig) -> tuple[pa.Table, pa.Table]:
         before = SETTLED_SCHEMA.empty_table() if self.settled is None else self.settled
-        return earlier_lines(before, config.topics)
+        return earlier_lines(before, config.topics, self.spans)
 
     def _require_settled(
         self, config: AuditConfig, captured: Any, evident: list[tuple], lines: pa.Table, rows: pa.Table
     ) -> None:
         """What streams were numbered one by one is what they are together."""
-        whole = settle(evident_rows(evident), self.settled, config.topics, captured.taken_ms)
+        whole = settle(evident_rows(evident), self.settled, config.topics, captured.taken_ms, self.spans)
         assert (whole.table, whole.rows) == (lines, reported(rows))
 
     def _reconciler(

@@ -59,7 +59,7 @@ KINDS = (
     "foreign mirror", "LogAppendTime", "content digests", "clock skew or back-dating", "quiet", "quiesced",
     "job died", "raced with the audit",
     "first positions late", "log shortened", "cells united", "events known", "roster",
-    "waived", "carried again", "pruned", "late for a pruned window",
+    "waived", "carried again", "pruned", "summed up", "late for a pruned window",
 )  # fmt: skip
 MOST_INEXACT = 0.02 if (FIRST_SEED, RUNS, ALONE) == (USUAL_SEED, ENOUGH, None) else 0.05
 MOST_RACED = 0.09

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,12 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 from kazoo.client import KazooClient
 
-from millrace.audit import job
+from millrace.audit import explain, job
 from millrace.audit.config import ZooKeeperConfig
 from millrace.audit.keeping import upkeep, verdict_files
 from millrace.audit.keeping.state import StateFolder, guarded
 from millrace.audit.keeping.untrusted_waivers import accept
 from millrace.audit.keeping.waivers import give_waiver
+from millrace.audit.reconciliation import spans
+from millrace.audit.runs import next_commit
 from millrace.audit.spark import spark_cells, task_plan
 from millrace.audit.status import lines, read_status
 from tests.ports import free_port
@@ -147,6 +150,64 @@ def test_old_proofs_are_folded_away_and_what_comes_late_for_them_is_told_and_not
     assert backfill.exit_status == 1 and backfill.summary["losses"] == []
     assert StateFolder.open(world.config.state).latest() == before
     assert written(world.config) == fourth.summary
+
+
+def test_pruned_windows_of_days_that_are_over_are_summed_up_and_all_else_stays_as_it_was(
+    spark, world, stream, monkeypatch
+):
+    """Windows are a day long here: a `day` is 400 of them."""
+    summed = functools.partial(spans.sum_up, day_ms=400 * DAY_MS)
+    monkeypatch.setattr(next_commit, "sum_up", summed)
+    monkeypatch.setattr(spark_cells, "DAY_MS", 400 * DAY_MS)
+    world.config = world.config.model_copy(update={"keep_ms": 10 * DAY_MS})
+    world.carry(stream)
+    world.position("ewr", 40)
+    assert audit(world).exit_status == 0
+    state = StateFolder.open(world.config.state)
+    later_ms = NOW_MS + 11 * DAY_MS
+    told = []
+    for day, lines_left, windows in ((0, 4, 0), (1, 0, 4), (2, 0, 4)):
+        found = audit(world, later_ms + day * DAY_MS)
+        assert found.exit_status == (2 if day else 0) and found.summary["untrusted"] == [], found.problem
+        latest = state.latest()
+        assert verdict_files.own_lines(state, latest.verdicts)[1].num_rows == lines_left
+        kept = verdict_files.read_spans(state, latest.verdicts)
+        assert sum(spans.window_counts(kept).to_pylist()) == windows
+        assert read_status(world.config)["topics"]["flights"]["pruned"] == 4
+        told.append((found.summary["watermarks"], watermark(world)))
+    assert told.count(told[0]) == len(told) and told[0][1] == "2013-01-05T00:00:00Z"
+    assert "all windows from 2013-01-01T00:00:00Z to 2013-01-05T00:00:00Z" in "\n".join(
+        explain.lines(explain.explain(world.config, "flights", "2013-01-03"))
+    )
+    # What comes late for one of them is told as it is of a window with a line of its own.
+    world.carry(stream, lose=[each for each in range(1, 41) if each != 33])
+    late = audit(world, later_ms + 3 * DAY_MS)
+    assert [each["what"] for each in late.summary["untrusted"]] == [f"{upkeep.LATE}, in agg, topic flights"]
+    assert late.summary["duplicates"] == [] and late.exit_status == 2
+
+
+def test_spark_finds_the_windows_of_spans_as_arrow_does(spark):
+    kinds = [("flights", 60_000), ("flights", 300_000), ("hotels", 60_000)]
+    made = [
+        dict.fromkeys(spans.SPAN_SCHEMA.names, 0)
+        | {"topic": topic, "window_ms": length, "verdict": "PROVEN", "start_ms": first * length}
+        | {"end_ms": end * length}
+        for topic, length in kinds
+        for first, end in ((0, 3), (5, 9), (1_435, 1_440), (1_440, 1_445))
+    ]
+    table = pa.Table.from_pylist(made, spans.SPAN_SCHEMA)
+    windows = pa.table(
+        {
+            "topic": [topic for topic in ("flights", "hotels", "trains") for _ in range(8_000)],
+            "window_start_ms": [minute * 60_000 for _ in range(3) for minute in range(8_000)],
+        }
+    )
+    lines = spark.createDataFrame(windows.append_column("pruned", pa.repeat(False, windows.num_rows)))
+    found = spark_cells.in_spans(lines, spark.createDataFrame(table)).toArrow()
+    assert found.column_names == ["topic", "window_start_ms", "pruned"]
+    ordered = found.sort_by([("topic", "ascending"), ("window_start_ms", "ascending")])
+    expected = spans.are_in(windows, table).to_pylist()
+    assert ordered["pruned"].to_pylist() == expected and 0 < sum(expected) < len(expected)
 
 
 @pytest.mark.long

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pyarrow.parquet as pq
 import pytest
 
-from millrace.audit.spark.row_layout import DAY_MS, by_day, spread, stretch_hours
+from millrace.audit.reconciliation.spans import DAY_MS
+from millrace.audit.spark.row_layout import by_day, spread, stretch_hours
 
 pytestmark = pytest.mark.java
 HOUR_MS = DAY_MS // 24

@@ -18,6 +18,7 @@ from millrace.audit.keeping.state import Commit, StateFolder
 from millrace.audit.keeping.waivers import give_waiver
 from millrace.audit.reconciliation.neighbours import MOST_OF_STREAM, Neighbourhood
 from millrace.audit.reconciliation.settled import SETTLED_SCHEMA, without
+from millrace.audit.reconciliation.spans import SPAN_SCHEMA
 from millrace.audit.reconciliation.verdict_rows import Evidence, evident_rows, iso_time, verdict_rows
 from millrace.audit.reconciliation.verdicts import PRODUCED, Verdict, WindowState
 from millrace.audit.report.console import console_lines
@@ -332,6 +333,27 @@ def test_a_pruned_window_is_told_by_the_line_that_is_left(tmp_path: Path) -> Non
     assert told[0].endswith("of 1 hour: PROVEN")
     assert any("PRUNED: settled as PROVEN at" in line and "published 77" in line for line in told)
     assert explain(config, "orders", asked)["pruned"]["counts"]["published"] == 77
+
+
+def test_a_window_that_was_summed_up_is_told_with_those_beside_it(tmp_path: Path) -> None:
+    config = written(tmp_path, mine())
+    state = StateFolder.open(config.state)
+    latest = state.latest()
+    first_ms = START_MS - 100 * HOUR_MS
+    span = dict.fromkeys(SPAN_SCHEMA.names, 0) | {"topic": "orders", "window_ms": HOUR_MS, "published": 77}
+    span |= {"verdict": "PROVEN", "start_ms": first_ms, "end_ms": first_ms + 20 * HOUR_MS}
+    state.write_table("verdicts/9/spans.parquet", pa.Table.from_pylist([span], SPAN_SCHEMA))
+    state.commit(replace(latest, number=latest.number + 1, verdicts=["verdicts/9/spans.parquet"]))
+    found = explain(config, "orders", str(first_ms + 3 * HOUR_MS + 60_000))
+    assert (found["verdict"], found["window_ms"]) == ("PROVEN", HOUR_MS)
+    assert found["window_start"] == iso_time(first_ms + 3 * HOUR_MS)
+    told = lines(found)
+    assert told[0].endswith("of 1 hour: PROVEN")
+    (line,) = (each for each in told if each.startswith("PRUNED"))
+    assert f"all windows from {iso_time(first_ms)} to {iso_time(first_ms + 20 * HOUR_MS)}" in line
+    assert "counts together are kept (published 77)" in line
+    with pytest.raises(ConfigError):
+        explain(config, "orders", str(first_ms + 20 * HOUR_MS))
 
 
 def test_what_is_not_there_is_answered_by_what_is(tmp_path: Path) -> None:
