@@ -168,8 +168,8 @@ OF_AUDIT_OUTCOME = (
         name="waived-window-over-another-doubt",
         promise="A waived window does not carry the watermark past a stream's own doubt or promise.",
         file="audit/reconciliation/watermark.py",
-        rule="if start_ms in held or in_doubt or beyond:",
-        instead="if start_ms in held or (start_ms not in waived and (in_doubt or beyond)):",
+        rule="        min(limits, default=None),\n",
+        instead="        None if waived else min(limits, default=None),\n",
         red=(
             f"{UNIT}/test_watermark.py"
             "::test_a_waiver_of_a_window_waives_neither_a_streams_own_doubt_nor_a_promise_nor_an_open_row",

@@ -68,7 +68,7 @@ def test_the_windows_of_a_day_that_is_long_over_become_one_line_with_their_sums(
 def test_a_gap_another_verdict_length_or_topic_ends_a_span_and_what_was_waived_stays_a_line():
     told = lines(
         *minutes(0, 3), *minutes(4, 6),
-        line(6 * MINUTE_MS, "LOSS", missing=1), line(7 * MINUTE_MS, "DUPLICATE"),
+        line(6 * MINUTE_MS, "LOSS", missing=1), line(7 * MINUTE_MS, "LOSS"),
         *minutes(8, 10, verdict="COUNT_MATCH"), *minutes(10, 12),
         *(line(start * 3 * MINUTE_MS, window_ms=3 * MINUTE_MS) for start in (4, 5)),
         *minutes(0, 2, topic="hotels"),
