@@ -347,7 +347,7 @@ def test_a_window_that_was_summed_up_is_told_with_those_beside_it(tmp_path: Path
     found = explain(config, "orders", str(first_ms + 3 * HOUR_MS + 60_000))
     assert (found["verdict"], found["window_ms"]) == ("PROVEN", HOUR_MS)
     assert found["window_start"] == iso_time(first_ms + 3 * HOUR_MS)
-    told = lines(found)
+    told = list(lines(found))
     assert told[0].endswith("of 1 hour: PROVEN")
     (line,) = (each for each in told if each.startswith("PRUNED"))
     assert f"all windows from {iso_time(first_ms)} to {iso_time(first_ms + 20 * HOUR_MS)}" in line
