@@ -14,6 +14,15 @@ from tests.benchmarks.mirror.systems import VARIED
 OURS = {"eos": "millrace-eos", "alo": "millrace-alo"}
 DELIVERIES = {"eos": "exactly once", "alo": "at least once"}
 VARIANTS = ("default", "tuned")
+MARKS = (
+    ("throughput", "backlog", "MB/s", 3.0),
+    ("CPU per GB", "backlog", "CPU s/GB", 10.0),
+    ("memory", "memory", "peak MB", 3.0),
+    ("p99 latency", "latency", "p99 ms", 1.0),
+)
+"""(what, kind of row, its figure, so many times better than MirrorMaker 2)"""
+SINGLE_MARK, SINGLES = 1.5, ("single", "1-none", "1-lz4")
+"""Of the throughput, of workloads of a record a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +79,7 @@ def tables(results: Results, titles: dict[str, str]) -> str:
         lines += _latencies(results, each)
         lines += _memory(results, each)
         lines += _links(results, each)
+        lines += _marks(results, each, titles)
     failed = [row for row in results.rows if row.kind == "failed"]
     lines += [f"failed: {row.ends} {row.system} {row.workload}: {row.note}" for row in failed]
     return "\n".join(lines)
@@ -167,6 +177,28 @@ def _links(results: Results, ends: str) -> list[str]:
     )
 
 
+def _marks(results: Results, ends: str, titles: dict[str, str]) -> list[str]:
+    """What is to be reached exactly once, beside each MirrorMaker 2, by the medians of the rounds' ratios."""
+    ours, found = OURS["eos"], []
+    for what, kind, figure, mark in MARKS:
+        of_kind = [row for row in results.rows if (row.kind, row.ends) == (kind, ends)]
+        for workload in dict.fromkeys(row.workload for row in of_kind):
+            here = SINGLE_MARK if (what, workload in SINGLES) == ("throughput", True) else mark
+            for variant in VARIANTS:
+                pair = [
+                    results.of(kind, ends, system, workload, figure)
+                    for system in (ours, f"mm2-{variant}-eos")
+                ]
+                if ratios := _ratios(*(pair if what == "throughput" else reversed(pair))):
+                    reached = statistics.median(ratios)
+                    word = "reached" if reached >= here else "MISSED"
+                    found.append(
+                        f"{word:<8} {what}: {reached:.2f} times better than MirrorMaker 2 {variant} (mark "
+                        f"{here:g}), {titles.get(workload, workload)}"
+                    )
+    return ["", f"{ends} at both ends: marks, exactly once", *found] if found else []
+
+
 def _by_system(
     results: Results, ends: str, kind: str, figures: Sequence[str], title: str, *, only: str = ""
 ) -> list[str]:
@@ -199,8 +231,12 @@ def _median(figures: dict[int, float], digits: int = 1) -> str:
 
 
 def _ratio(above: dict[int, float], below: dict[int, float]) -> str:
-    ratios = [above[key] / below[key] for key in above if below.get(key)]
-    return _spread(ratios, "{:.2f}")
+    return _spread(_ratios(above, below), "{:.2f}")
+
+
+def _ratios(above: dict[int, float], below: dict[int, float]) -> list[float]:
+    """Of the rounds that have both."""
+    return [above[key] / below[key] for key in above if below.get(key)]
 
 
 def _share(rates: dict[int, float], relay: dict[int, float]) -> str:
