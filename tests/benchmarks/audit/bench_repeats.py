@@ -1,6 +1,6 @@
 """What a stream costs the audit whose records all came twice: to count them, to keep, and to reconcile.
 
-    python -m tests.benchmarks.audit.bench_repeats [--records 1000000 10000000] [--shapes requests stream]
+    python -m tests.benchmarks.audit.bench_repeats [--records 1M 10M 100M] [--shapes requests stream]
 
 A mirror that lost its answers, or its positions, carries records again. Here are all records of a stream, in
 one window, each there twice:
@@ -12,6 +12,9 @@ one window, each there twice:
 Two tiers have the same cells, so that the second one's copies are the first one's. Counting and reconciling
 are processes of their own, and tell their CPU time and how much memory they took beyond what they began with;
 the making of the batches is in neither. No broker, no Spark, one core.
+
+Memory must not grow with the stream: ten times the records take at most `MARK` times as much, beyond what is
+nothing. Exit status 1 when it does.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ from millrace.audit.scanning.range_reader import index_fetched
 from millrace.audit.spark.task_reader import ROWS_PER_ARROW_BATCH
 from millrace.broker.protocol.checksum import crc32c
 from millrace.broker.protocol.records import Record, build_batch
+from tests.benchmarks.audit.bench_audit import parse_count
 
 STREAM = "00000000000000ff"
 WINDOW_MS = 60_000
@@ -51,6 +55,7 @@ CHUNK_OFFSETS = 1 << 20
 REQUEST = 1_000
 HASHED = 64
 SHAPES = ("requests", "stream", "hashed")
+MARK, NOTHING_MB = 1.5, 64.0
 _CRC, _CRC_FROM = 17, 21
 
 
@@ -181,9 +186,10 @@ def apart(*given: str) -> dict[str, float]:
     return told
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--records", type=int, nargs="+", default=[1_000_000, 10_000_000])
+    sizes = [1_000_000, 10_000_000, 100_000_000]
+    parser.add_argument("--records", type=parse_count, nargs="+", default=sizes)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=SHAPES)
     parser.add_argument("--part", choices=("count", "reconcile"), help=argparse.SUPPRESS)
     parser.add_argument("--path", type=Path, help=argparse.SUPPRESS)
@@ -197,13 +203,15 @@ def main() -> None:
             reconcile(HASHED * REQUEST, few)
         told = count(shape, records, given.path) if given.part == "count" else reconcile(records, given.path)
         print(json.dumps(told))
-        return
+        return 0
     print(
         "| shape | records, each twice | rows | Parquet | counted, CPU | memory | reconciled, CPU | memory |"
     )
     print("|---|---|---|---|---|---|---|---|")
+    missed = []
     for shape in given.shapes:
-        for wanted in given.records:
+        before: dict[str, float] = {}
+        for wanted in sorted(given.records):
             records = wanted // (HASHED * REQUEST) * HASHED * REQUEST
             with tempfile.TemporaryDirectory() as folder:
                 asked = ("--shapes", shape, "--records", str(records), "--path", f"{folder}/cells.parquet")
@@ -214,7 +222,16 @@ def main() -> None:
                 f"| {read['cpu']:.2f} s | {read['memory'] / 1e6:,.0f} MB |",
                 flush=True,
             )
+            now = {what: told["memory"] / 1e6 for what, told in (("counting", made), ("reconciling", read))}
+            missed += [
+                f"{shape}, {records:,}: {what} took {now[what]:,.0f} MB, {before[what]:,.0f} for fewer"
+                for what in before
+                if now[what] > NOTHING_MB and now[what] > MARK * before[what]
+            ]
+            before = now
+    print(*(f"MISSED: {each}" for each in missed), sep="\n", end="\n" if missed else "")
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
