@@ -38,6 +38,7 @@ from millrace.audit.scanning.united_sets import Bitmaps, runs_of, unite_sets
 
 FEW_CELLS = 64
 """so few are added up one by one: columns take most of a millisecond however few there are"""
+_SETS = ["bitmap", "again"]
 _MOST_DIGITS = 62
 """of a number of copies in 64 bits, that can be added up"""
 
@@ -123,10 +124,9 @@ class StreamCells:
         rows = self._rows
         (numbers, names), windows = codes_of(rows["tier"]), rows["window_start_ms"].to_numpy()
         order = np.lexsort((windows, numbers))
-        rows = rows.take(pa.array(order))
         numbers, windows = numbers[order], windows[order]
         starts = np.flatnonzero(np.concatenate(([True], (np.diff(numbers) != 0) | (np.diff(windows) != 0))))
-        sums = _sums(rows, starts)
+        sums = _sums(rows, order, starts)
         found: dict[str, SeenByWindow] = {}
         for tier, start_ms, each in zip(
             numbers[starts].tolist(), windows[starts].tolist(), sums, strict=True
@@ -135,8 +135,10 @@ class StreamCells:
         return found
 
 
-def _sums(rows: pa.Table, starts: NDArray[np.int64]) -> list[SeenSet]:
-    """The sums of stretches of rows, each of which ends where the next one starts."""
+def _sums(cells: pa.Table, order: NDArray[np.int64], starts: NDArray[np.int64]) -> list[SeenSet]:
+    """The sums of stretches of the cells in this order, each of which ends where the next one starts. Sets
+    are not put in order: of a stream of many numbers they are nearly all that there is."""
+    rows = cells.drop_columns(_SETS).take(pa.array(order))
     counts, sizes, unsequenced = (
         np.add.reduceat(numbers_of(rows[name]), starts).tolist()
         for name in ("count", "byte_count", "unsequenced_count")
@@ -154,17 +156,19 @@ def _sums(rows: pa.Table, starts: NDArray[np.int64]) -> list[SeenSet]:
             digest=digests[0][i] if digests[1][i] else None,
             first_append_ms=firsts[i],
             last_append_ms=lasts[i],
-            cells=CellList(partial(_cells_between, rows, first, end)),
+            cells=CellList(partial(_cells_at, cells, order[first:end])),
             producers=producers[i],
         )
         for i, (first, end) in enumerate(zip(starts.tolist(), ends, strict=True))
     ]
-    _add_sequences(rows, starts, sums)
+    stretches = np.empty(rows.num_rows, np.int64)
+    stretches[order] = np.repeat(np.arange(len(starts)), np.diff(ends, prepend=0))
+    _add_sequences(cells, stretches, sums)
     return sums
 
 
-def _cells_between(rows: pa.Table, first: int, end: int) -> Iterable[Cell]:
-    return cells_of(rows.slice(first, end - first))
+def _cells_at(cells: pa.Table, places: NDArray[np.int64]) -> Iterable[Cell]:
+    return cells_of(cells.take(pa.array(places)))
 
 
 def _producers(column: pa.ChunkedArray, starts: NDArray[np.int64]) -> list[frozenset[str]]:
@@ -175,36 +179,36 @@ def _producers(column: pa.ChunkedArray, starts: NDArray[np.int64]) -> list[froze
     return [frozenset(texts[each] for each in np.unique(part).tolist()) for part in parts]
 
 
-def _add_sequences(rows: pa.Table, starts: NDArray[np.int64], sums: list[SeenSet]) -> None:
-    """The union of each stretch's sets, and what came more than once: in one cell, or in more than one."""
-    stretches = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, rows.num_rows)))
+def _add_sequences(rows: pa.Table, stretches: NDArray[np.int64], sums: list[SeenSet]) -> None:
+    """The union of the sets of each stretch, which is told of each row, and what came more than once: in one
+    cell, or in more than one."""
     bases = numbers_of(rows["base"])
-    _add_sets(Bitmaps.of_column(rows["bitmap"]), bases, stretches, sums)
+    _add_sets(rows["bitmap"], bases, stretches, sums)
     depths = numbers_of(pc.list_value_length(rows["again"])).astype(np.int64)
     of_row = np.repeat(np.arange(rows.num_rows), depths)
     if len(of_row):
         places = np.arange(len(of_row)) - np.repeat(np.cumsum(depths) - depths, depths)
-        digits = Bitmaps.of_column(pc.list_flatten(rows["again"]))
+        digits = pc.list_flatten(rows["again"])
         _add_digits(digits, places, bases[of_row], stretches[of_row], sums)
 
 
 def _add_sets(
-    sets: Bitmaps, bases: NDArray[np.int64], stretches: NDArray[np.int64], sums: list[SeenSet]
+    sets: pa.ChunkedArray, bases: NDArray[np.int64], stretches: NDArray[np.int64], sums: list[SeenSet]
 ) -> None:
     small, large = _by_size(sets, bases)
     if len(small):
         of_sets, numbers = _SetsOfStretches.of(bases[small], stretches[small])
-        united = unite_sets(sets, small, numbers, len(of_sets))
+        united = unite_sets(_chosen(sets, small), np.arange(len(small)), numbers, len(of_sets))
         for stretch, sequences in of_sets.decoded(united.bitmaps):
             sums[stretch].sequences |= sequences
         _add_copies(copies_of(united.again), of_sets, sums)
         large = np.concatenate((large, small[united.unread]))
     for row in large.tolist():
-        sums[stretches[row]].add_sequences(decode_bitmap(int(bases[row]), sets[row]), Repeats())
+        sums[stretches[row]].add_sequences(decode_bitmap(int(bases[row]), sets[row].as_py()), Repeats())
 
 
 def _add_digits(
-    digits: Bitmaps,
+    digits: pa.ChunkedArray,
     places: NDArray[np.int64],
     bases: NDArray[np.int64],
     stretches: NDArray[np.int64],
@@ -216,21 +220,28 @@ def _add_digits(
         if places.max() >= _MOST_DIGITS:
             raise ValueError("a cell of the state has more copies of a record than there can be")
         of_sets, numbers = _SetsOfStretches.of(bases[small], stretches[small])
-        runs, unread = runs_of(digits, small, numbers * _MOST_DIGITS + places[small])
+        numbers = numbers * _MOST_DIGITS + places[small]
+        runs, unread = runs_of(_chosen(digits, small), np.arange(len(small)), numbers)
         sets, its_places = np.divmod(runs[:, SET], _MOST_DIGITS)
         ranges = copies_of(runs, 1 << its_places)
         ranges[:, SET] = sets
         _add_copies(ranges, of_sets, sums)
         large = np.concatenate((large, small[unread]))
     for row in large.tolist():
-        sequences = decode_bitmap(int(bases[row]), digits[row])
+        sequences = decode_bitmap(int(bases[row]), digits[row].as_py())
         sums[stretches[row]].repeats.add_digit(sequences, int(places[row]))
 
 
-def _by_size(sets: Bitmaps, bases: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _by_size(sets: pa.ChunkedArray, bases: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(those that compiled loops take apart, those that are the library's), without the empty ones."""
-    is_small = (sets.sizes <= SMALL_SET_BYTES) & (bases % BASE_STEP == 0)
-    return np.flatnonzero((sets.sizes > 0) & is_small), np.flatnonzero((sets.sizes > 0) & ~is_small)
+    sizes = numbers_of(pc.fill_null(pc.binary_length(sets), 0))
+    is_small = (sizes <= SMALL_SET_BYTES) & (bases % BASE_STEP == 0)
+    return np.flatnonzero((sizes > 0) & is_small), np.flatnonzero((sizes > 0) & ~is_small)
+
+
+def _chosen(sets: pa.ChunkedArray, small: NDArray[np.int64]) -> Bitmaps:
+    """The small ones, in one piece; nearly always that is all of them."""
+    return Bitmaps.of_column(sets if len(small) == len(sets) else sets.take(pa.array(small)))
 
 
 @dataclass(frozen=True, slots=True)
