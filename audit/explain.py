@@ -483,7 +483,7 @@ def _tier_lines(told: Mapping[str, Any]) -> Iterator[str]:
         yield f"    {where}: {_text(cell['sequences'])}"
     rest = told["cells"][MOST_CELLS:]
     if rest:
-        yield f"    and {sum(cell['records'] for cell in rest):,} records in {len(rest)} more spans"
+        yield f"    and {sum(cell['records'] for cell in rest):,} records in {len(rest)} more stretches"
 
 
 def _loss_lines(lost: Mapping[str, Any]) -> Iterator[str]:
@@ -497,7 +497,7 @@ def _loss_lines(lost: Mapping[str, Any]) -> Iterator[str]:
         for held in place["held"]:
             yield f"    {span}: {upstream} has it in {_place(held)}"
         if place.get("held_more"):
-            yield f"    {span}: and in {place['held_more']} more spans"
+            yield f"    {span}: and in {place['held_more']} more stretches"
         near = [
             f"{word} it {place[word]['sequence']} was seen ({_place(place[word])})"
             for word in ("before", "after")

@@ -7,7 +7,7 @@
                                              roster owes, and windows that earlier runs pruned
     verdicts/<run>/pruned.parquet            lines of windows that this run pruned; their rows are still in
                                              the files of their days, and count no more
-    verdicts/<run>/spans.parquet         what is left of the lines of days that are long over
+    verdicts/<run>/spans.parquet             what is left of the lines of days that are long over
                                              (`spans.SPAN_SCHEMA`)
 
 Up to version 5 of the state `verdicts/<run>.parquet` had all lines, those of streams too, and no rows: it is

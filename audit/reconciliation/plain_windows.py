@@ -96,7 +96,9 @@ class _Splitting:
         codes, names = codes_of(cells.rows["tier"])
         windows = numbers_of(cells.rows["window_start_ms"])
         order = np.lexsort((windows, codes))
-        self._rows = cells.rows.take(pa.array(order))
+        # Of a stream of hashed keys the sets are nearly all bytes: they stay where they are.
+        self._cells, self._order = cells.rows, order
+        self._rows = cells.rows.drop_columns(["bitmap"]).take(pa.array(order))
         codes, windows = codes[order], windows[order]
         is_first = np.concatenate(([True], (np.diff(codes) != 0) | (np.diff(windows) != 0)))
         self._begins = np.flatnonzero(is_first)
@@ -132,15 +134,16 @@ class _Splitting:
         last_ms = latest(self._rows["last_append_ms"], self._begins)
         chosen = {name: each[is_plain] for name, each in groups.items()}
         append_ms = {name: (first_ms[each], last_ms[each]) for name, each in chosen.items()}
-        rest = StreamCells(self._rows.filter(pa.array(is_rest)))
+        rest = StreamCells(self._cells.take(pa.array(self._order[is_rest])))
         return PlainWindows(starts[is_plain], counts[is_plain], append_ms, numbers, rest)
 
     def _runs(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """(rows (row, first, last) of what the cells hold, whether a row is left to the library)."""
-        sets, bases = Bitmaps.of_column(self._rows["bitmap"]), numbers_of(self._rows["base"])
-        unread = sets.sizes > SMALL_SET_BYTES
-        chosen = np.flatnonzero((sets.sizes > 0) & ~unread)
-        runs, doubted = runs_of(sets, chosen, chosen)
+        sets, bases = Bitmaps.of_column(self._cells["bitmap"]), numbers_of(self._rows["base"])
+        sizes = sets.sizes[self._order]
+        unread = sizes > SMALL_SET_BYTES
+        chosen = np.flatnonzero((sizes > 0) & ~unread)
+        runs, doubted = runs_of(sets, self._order[chosen], chosen)
         unread[chosen[doubted]] = True
         runs[:, FIRST] += bases[runs[:, SET]]
         runs[:, LAST] += bases[runs[:, SET]]
@@ -207,7 +210,8 @@ class _Splitting:
 
     def _sets(self, rows: NDArray[np.int64]) -> Iterator[BitMap64]:
         for base, bitmap in zip(
-            *(self._rows[name].take(pa.array(rows)).to_pylist() for name in ("base", "bitmap")), strict=True
+            *(self._cells[name].take(pa.array(self._order[rows])).to_pylist() for name in ("base", "bitmap")),
+            strict=True,
         ):
             yield decode_bitmap(base, bitmap)
 

@@ -1,6 +1,6 @@
 """One digest of many rows, however they are ordered and cut into parts. Pure.
 
-Called by `settled` for lines, and by `next_commit` for stretches: a state whose digest is that of the one
+Called by `settled` for lines, and by `next_commit` for spans: a state whose digest is that of the one
 before has learnt nothing. A sum of the rows' digests, each of the rows' columns in their order.
 """
 

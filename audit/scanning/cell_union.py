@@ -96,14 +96,14 @@ def _united(rows: pa.Table) -> tuple[pa.Table, NDArray[np.bool_]]:
         numbers_of(rows["base"]),
     ]
     order = np.lexsort(keys)
-    rows = rows.take(pa.array(order))
+    sets, rows = Bitmaps.of_column(rows["bitmap"]), _without_sets(rows).take(pa.array(order))
     changes = np.zeros(len(order) - 1, np.bool_)
     for key in keys:
         changes |= np.diff(key[order]) != 0
     starts = np.flatnonzero(np.concatenate(([True], changes)))
     ends = np.append(starts[1:], len(order))
     groups = np.repeat(np.arange(len(starts)), ends - starts)
-    bitmaps, sizes = _union_of_sets(Bitmaps.of_column(rows["bitmap"]), groups, starts, ends)
+    bitmaps, sizes = _union_of_sets(sets, order, groups, starts, ends)
     counts = np.add.reduceat(numbers_of(rows["count"]), starts)
     good = (sizes == counts) & (ends - starts > 1)
     used = np.zeros(len(order), np.bool_)
@@ -127,22 +127,34 @@ def _united(rows: pa.Table) -> tuple[pa.Table, NDArray[np.bool_]]:
     return united.filter(pa.array(good)), used
 
 
+def _without_sets(rows: pa.Table) -> pa.Table:
+    """Of many small cells the sets are nearly all bytes: they are not put in order."""
+    at = rows.schema.get_field_index("bitmap")
+    field = rows.schema.field(at)
+    return rows.set_column(at, field, pa.nulls(rows.num_rows, field.type))
+
+
 def _union_of_sets(
-    sets: Bitmaps, groups: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]
+    sets: Bitmaps,
+    order: NDArray[np.int64],
+    groups: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
 ) -> tuple[list[bytes], NDArray[np.int64]]:
-    """(each group's union, how many members it has). One whose sets are not apart has fewer members than its
-    sets together, one of which a set cannot be read has _UNKNOWN_SIZE."""
+    """(each group's union, how many members it has). Groups are of the sets in this order. One whose sets are
+    not apart has fewer members than its sets together, one of which a set cannot be read has _UNKNOWN_SIZE.
+    """
     count = len(starts)
-    by_library = np.maximum.reduceat(sets.sizes, starts) > SMALL_SET_BYTES
+    by_library = np.maximum.reduceat(sets.sizes[order], starts) > SMALL_SET_BYTES
     small = np.flatnonzero(~by_library[groups])
-    united = unite_sets(sets, small, groups[small], count)
+    united = unite_sets(sets, order[small], groups[small], count)
     sizes = united.sizes.copy()
     sizes[groups[small[united.unread]]] = _UNKNOWN_SIZE
     bitmaps = [united.bitmaps[number] for number in range(count)]
     for number in np.flatnonzero(by_library).tolist():
         total = BitMap()
         for row in range(starts[number], ends[number]):
-            total |= BitMap.deserialize(sets[row])
+            total |= BitMap.deserialize(sets[order[row]])
         total.run_optimize()
         bitmaps[number], sizes[number] = total.serialize(), len(total)
     return bitmaps, sizes

@@ -18,7 +18,6 @@ from pyroaring import BitMap64
 from millrace.audit.scanning.cell_columns import codes_of, numbers_of
 from millrace.audit.scanning.cells import NO_PLACE, decode_bitmap
 from millrace.audit.scanning.stream_cells import StreamCells
-from millrace.audit.scanning.united_sets import Bitmaps
 
 FoundPassage = tuple[str, str, int, str, int]
 """(cluster, topic, partition, topic id, next offset)"""
@@ -45,7 +44,7 @@ def furthest_arrivals(upstream: StreamCells, arrived: StreamCells) -> Iterator[F
     firsts, lasts, counts, windows, bases = (
         numbers_of(rows[name]) for name in ("first_offset", "last_offset", "count", "window_start_ms", "base")
     )
-    bitmaps = Bitmaps.of_column(rows["bitmap"])
+    sets = rows["bitmap"]  # left where they are: few are looked at
     order = np.lexsort((-lasts, place_of.ravel()))
     bounds = np.searchsorted(place_of.ravel()[order], np.arange(len(places) + 1))
     for place, first, end in zip(places.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
@@ -53,7 +52,7 @@ def furthest_arrivals(upstream: StreamCells, arrived: StreamCells) -> Iterator[F
         for row in order[first:end].tolist():
             if lasts[row] < next_offset:
                 break  # it could not say more, nor could any behind it
-            sequences = decode_bitmap(int(bases[row]), bitmaps[row]) - copied
+            sequences = decode_bitmap(int(bases[row]), sets[row].as_py()) - copied
             downstream = there[int(windows[row])]
             if sequences.isdisjoint(downstream):
                 continue

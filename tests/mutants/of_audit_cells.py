@@ -48,8 +48,8 @@ OF_AUDIT_CELLS = (
         name="copies-tell-how-far-a-mirror-is",
         promise="What stands at several offsets says of none of them that the mirror has passed it.",
         file="audit/scanning/furthest_arrivals.py",
-        rule="decode_bitmap(int(bases[row]), bitmaps[row]) - copied",
-        instead="decode_bitmap(int(bases[row]), bitmaps[row])",
+        rule="decode_bitmap(int(bases[row]), sets[row].as_py()) - copied",
+        instead="decode_bitmap(int(bases[row]), sets[row].as_py())",
         red=(f"{JOB}/test_arrivals.py::test_columns_say_what_looking_at_each_cell_says",),
     ),
     Mutant(

@@ -140,6 +140,15 @@ def test_large_sets_are_united_too():
     assert united(overlapping, 0) == overlapping
 
 
+def test_sets_are_united_in_whatever_order_their_windows_lie():
+    """The large ones of a window behind as many small ones of the next."""
+    later = [cell([number], number, window_start_ms=MINUTE_MS) for number in range(90_001, 90_008)]
+    large = [cell(range(number, 60_000, 7), number) for number in range(1, 8)]
+    assert len(large[0].bitmap) > SMALL_SET_BYTES > len(later[0].bitmap)
+    found = {each.window_start_ms: list(each.sequences()) for each in united([*later, *large], 0, MINUTE_MS)}
+    assert found == {0: list(range(1, 60_000)), MINUTE_MS: list(range(90_001, 90_008))}
+
+
 def test_sums_are_the_same_before_and_after_and_with_what_comes_later(monkeypatch):
     monkeypatch.setattr(stream_cells, "FEW_CELLS", 0)
     rng = random.Random(seeds.given())

@@ -73,7 +73,8 @@ class Scene:
             for (tier, start_ms), (numbers, copies) in self.held.items()
             for part in range(self.parts)
         ]
-        return table_of([cell for cells in made for cell in cells])
+        # Backwards, and so in another order than any in which they are looked at.
+        return table_of([cell for cells in reversed(made) for cell in cells])
 
     def _cells(
         self, tier: str, start_ms: int, part: int, numbers: list[int], copies: list[int]
