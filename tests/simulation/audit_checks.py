@@ -192,8 +192,10 @@ def check_truth(
         if safe or (proven and (stream, rec.window) in settled):
             for aggregate in world.aggregates:
                 times = arrived[aggregate][stream, rec.sequence]
+                # What was seen was there, and may be gone by now, with the log that it was in.
+                gone = world.vanished_below[aggregate, stream, rec.sequence]
                 # A copy that came after the audit looked is the next run's; one that expired before is gone.
-                once = times == 1 or (times and (raced or world.kinds["expired"]))
+                once = times == 1 or gone or (times and (raced or world.kinds["expired"]))
                 assert once, f"{rec} is {times} times in {aggregate}, and proven"
 
 
@@ -243,6 +245,7 @@ def check_named(world: World, result: Result, pruned: Mapping[str, Collection[in
                 # One may have stood in a log that is not there any more, or not so long.
                 gone = world.kinds["topic recreated"] or world.kinds["log shortened"]
                 old = gone and tier in world.sources
+                old = old or tier in {cluster for cluster, _, _ in world.vanished_below}
                 assert old or all(copies[sequence] > 1 for sequence in members(ranges)), "no such duplicate"
 
 

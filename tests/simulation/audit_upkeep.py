@@ -7,7 +7,8 @@
   So windows that have a number of one stream in common go together. Of one of which nothing is said any more
   (a log was shortened, and what was read again each time is gone) counts what was said last.
 - What comes later for it is told as what could not be trusted, to the record: copies by tier, and each report
-  that tells of a sequence which was not accounted for. No row is made of it.
+  that tells of a sequence which was not accounted for: by a report, or as one that no report told of in a
+  window that was waived. No row is made of it.
 - A finding decides until it was told, as it is, for as long as the horizon reaches back, and its window has
   been over for as long; a silence, once its producer was last heard of that long ago.
 """
@@ -132,7 +133,11 @@ class Upkeep:
         going, late = list(going), set(self.late_copies(oracle))
         for stream in {stream for stream, _ in going}:
             left = self.windows.get(stream, set())
-            for number, windows in Case(oracle, told.get(stream, Told(stream)), late).windows_of().items():
+            case = Case(oracle, told.get(stream, Told(stream)), late)
+            for start_ms, each in case.rows().items():
+                if (stream, start_ms) in going:  # it was waived with what no report told of
+                    self.accounted.setdefault(stream, set()).update(each.unreported)
+            for number, windows in case.windows_of().items():
                 apart = {(stream, start_ms) in going for start_ms in windows - left}
                 assert len(apart) < 2, (
                     f"{number} of {stream} is in {sorted(windows)}: some of them are pruned"

@@ -15,14 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pyroaring import BitMap64
-
-from millrace.audit.contract.content_digest import digest_sum
-from millrace.audit.contract.event_values import GapEvent, TierEvent
+from millrace.audit.contract.event_values import GapEvent
 from millrace.audit.contract.events import Event, decode_event
-from millrace.audit.contract.group_counts import commit_mark
 from millrace.broker.protocol.mirror_positions import Position, encode_key, encode_value
-from tests.simulation.audit_logs import LEASE_MS, NO_IDENTITY, WINDOW_MS, Log, Rec, Sent
+from tests.simulation.audit_groups import Group, stands_at
+from tests.simulation.audit_logs import LEASE_MS, NO_IDENTITY, Log, Rec, Sent
 from tests.simulation.audit_producers import CountingProducer, Producer
 
 
@@ -167,106 +164,6 @@ class Mirror:
         return replace(rec, created_ms=rec.created_ms ^ 1 << rng.randint(10, 12))
 
 
-def stands_at(log: Log, next_offset: int, epoch: int, cuts: list[int]) -> int:
-    """How much of this log somebody had who stood at the offset before these cuts. What an epoch between
-    those that are left tells is nothing, and so does one from before a log's begin."""
-    if next_offset <= log.start and cuts and epoch < log.history()[0][0]:
-        return next_offset
-    known = epoch in {each for each, _ in log.history()}
-    return min([next_offset, *cuts]) if known or not cuts or next_offset <= min(cuts) else 0
-
-
-class Group:
-    """An online consumer group on one cluster: it tells what it got, then commits."""
-
-    def __init__(self, world: World, cluster: str, name: str):
-        self.world, self.cluster, self.name = world, cluster, name
-        self.committed: dict[tuple[str, str, int], int] = {}
-        self.epochs: dict[tuple[str, str, int], int] = {}  # committed with the offset
-        self.cuts_known: dict[tuple[str, str, int], int] = {}  # when it committed
-        self.cuts_seen: dict[tuple[str, str, int], int] = {}
-        self.read: dict[tuple[str, str, int], int] = {}
-        self.sessions: list[dict[tuple[str, str, int], list[Rec]]] = [{}]
-        self.told: dict[tuple[int, str, str, int], int] = {}
-        self.began: dict[tuple[int, str, str, int], dict[int, int]] = {}  # by the window that tells it
-        self.mark = ""
-        self.firsts: set[tuple[int, tuple[str, str, int]]] = set()
-
-    def step(self, all_of_it: bool = False) -> None:
-        rng, world = self.world.rng, self.world
-        for log in world.cluster_logs(self.cluster):
-            first = min([self.read.get(log.place, 0), *log.cuts[self.cuts_seen.get(log.place, 0) :]])
-            self.cuts_seen[log.place] = len(log.cuts)
-            end = log.stable_end if all_of_it else rng.randint(min(first, log.stable_end), log.stable_end)
-            for copy in log.visible(first, end):
-                if copy.rec.stream == NO_IDENTITY:
-                    continue
-                if rng.random() < world.group_drop:
-                    world.note("lost by group")
-                    continue
-                key = (log.name, copy.rec.stream, copy.rec.window)
-                self.sessions[-1].setdefault(key, []).append(copy.rec)
-                number = len(self.sessions) - 1
-                if (number, log.place) not in self.firsts:
-                    self.firsts.add((number, log.place))
-                    self.began.setdefault((number, *key), {})[log.partition] = copy.offset
-            self.read[log.place] = max(first, end)
-        if all_of_it or rng.random() < 0.7:
-            self.tell()
-            told = sum(map(len, self.sessions[-1].values()))
-            self.mark = commit_mark(f"{len(self.sessions):016x}", told)
-            self.committed = dict(self.read)
-            self.cuts_known = dict(self.cuts_seen)
-            self.epochs = {
-                log.place: log.epoch_before(self.committed[log.place])
-                for log in world.cluster_logs(self.cluster)
-            }
-
-    def stands(self, log: Log) -> int | None:
-        """The committed offset, as far as this log is still the one in which it was committed."""
-        offset = self.committed.get(log.place)
-        cuts = log.cuts[self.cuts_known.get(log.place, 0) :]
-        return None if offset is None else stands_at(log, offset, self.epochs[log.place], cuts)
-
-    def restart(self) -> None:
-        """A member dies: what it had not told is forgotten, what was not committed comes again."""
-        self.world.note("group restarted")
-        if self.world.rng.random() < 0.5:
-            self.tell()
-        self.sessions.append({})
-        self.read, self.cuts_seen = dict(self.committed), dict(self.cuts_known)
-
-    def sessions_told(self, number: int, key: tuple[str, str, int], count: int) -> list[Rec]:
-        """What a session's events tell of a window: its first `count` records."""
-        return self.sessions[number][key][:count]
-
-    def tell(self) -> None:
-        number = len(self.sessions) - 1
-        session = self.sessions[-1]
-        total = sum(map(len, session.values()))
-        for (topic, stream, start_ms), recs in session.items():
-            key = (number, topic, stream, start_ms)
-            if self.told.get(key) == len(recs):
-                continue
-            self.told[key] = len(recs)
-            copies = Counter(rec.sequence for rec in recs)
-            seen = BitMap64(s for s in copies if s)
-            digests = [rec.digest for rec in recs if not rec.sequence]
-            digests += {rec.sequence: rec.digest for rec in recs if rec.sequence}.values()
-            self.world.publish(
-                TierEvent(
-                    tier=self.name, stream=stream, topic=topic, producer=recs[0].producer,
-                    window_start_ms=start_ms, window_ms=WINDOW_MS, report=len(recs), count=len(recs),
-                    byte_count=0, seen=seen,
-                    at_ms=self.world.now_ms, session=f"{number + 1:016x}", session_count=total,
-                    repeats=BitMap64(s for s, n in copies.items() if s and n > 1), unsequenced=copies[0],
-                    digest=digest_sum(digests) if self.world.content else None,
-                    began=tuple(sorted(self.began.get(key, {}).items())),
-                ),
-                self.cluster, surely=True,
-            )  # fmt: skip
-
-
 @dataclass
 class Topics:
     """The names of one scenario: audited topics, and what the aggregates call them."""
@@ -335,6 +232,10 @@ class World:
         self.name_of: dict[str, str] = {}
         self.members: dict[str, int] = {}
         self.waiving = random.Random(0)
+        # Luck of its own, too: some aggregates lose a disk, or a topic of theirs is made anew.
+        self.below = random.Random(f"aggregates of {seed}")
+        self.loses_below = not self.calm and not self.racing and self.below.random() < 0.35
+        self.vanished_below: Counter[tuple[str, str, int]] = Counter()  # cluster, stream, sequence
         self.in_gaps = random.Random(0)
         self.tries_gaps_again = False
         self.upkeep = random.Random(0)
@@ -359,8 +260,8 @@ class World:
     def note(self, kind: str) -> None:
         self.kinds[kind] += 1
 
-    def make_topic(self, cluster: str, name: str, partitions: int) -> None:
-        topic_id = uuid.UUID(int=self.rng.getrandbits(128))
+    def make_topic(self, cluster: str, name: str, partitions: int, luck: random.Random | None = None) -> None:
+        topic_id = uuid.UUID(int=(luck or self.rng).getrandbits(128))
         self.logs[cluster, name] = [
             self._new_log(cluster, name, number, topic_id) for number in range(partitions)
         ]
@@ -429,6 +330,8 @@ class World:
                 (0.4, self._shorten),
             ]  # fmt: skip
         rng.choices([act for _, act in acts], [weight for weight, _ in acts])[0]()
+        if self.loses_below and self.below.random() < 0.06:
+            self.below.choice((self._shorten_below, self._recreate_below))()
 
     def quiesce(self) -> None:
         """All producers close or die, mirrors and groups come to the end, the grace passes."""
@@ -532,6 +435,32 @@ class World:
         log.shorten(self.rng.choice(cuts))
         self.shortened.add((*log.place, str(log.topic_id)))
         self.note("log shortened")
+
+    def _shorten_below(self) -> None:
+        """The same in an aggregate: what a mirror carried is gone there, and its position is as it was."""
+        cluster = self.below.choice(self.aggregates)
+        log = self.below.choice(self.cluster_logs(cluster))
+        cuts = [offset for offset in log.calm if offset >= log.start]
+        if not cuts:
+            return
+        cut = self.below.choice(cuts)
+        self._vanish(log, cut)
+        log.shorten(cut)
+        self.shortened.add((*log.place, str(log.topic_id)))
+        self.note("aggregate's log shortened")
+
+    def _recreate_below(self) -> None:
+        if not self.audit_has_looked or self.groups:
+            return
+        cluster, name = self.below.choice([key for key in self.logs if key[0] in self.aggregates])
+        for log in self.logs[cluster, name]:
+            self._vanish(log, 0)
+        self.make_topic(cluster, name, len(self.logs[cluster, name]), self.below)
+        self.note("aggregate's topic recreated")
+
+    def _vanish(self, log: Log, first: int) -> None:
+        gone = (copy.rec for copy in log.copies if copy.offset >= first)
+        self.vanished_below.update((log.cluster, rec.stream, rec.sequence) for rec in gone)
 
     def _add_partition(self) -> None:
         (cluster, name), logs = self.rng.choice(list(self.logs.items()))

@@ -58,7 +58,8 @@ KINDS = (
     "merged by rename", "several aggregates", "several sources", "several mirrors of one aggregate",
     "foreign mirror", "LogAppendTime", "content digests", "clock skew or back-dating", "quiet", "quiesced",
     "job died", "raced with the audit",
-    "first positions late", "log shortened", "cells united", "events known", "roster",
+    "first positions late", "log shortened", "aggregate's log shortened", "aggregate's topic recreated",
+    "cells united", "events known", "roster",
     "waived", "carried again", "pruned", "summed up", "late for a pruned window",
 )  # fmt: skip
 MOST_INEXACT = 0.02 if (FIRST_SEED, RUNS, ALONE) == (USUAL_SEED, ENOUGH, None) else 0.05
