@@ -13,6 +13,7 @@ import binascii
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pyroaring import BitMap, BitMap64
 
 from millrace.audit.contract.header import MAX_SEQUENCE
@@ -38,6 +39,19 @@ def from_ranges(ranges: Ranges) -> BitMap64:
     for first, last in ranges:
         sequences.add_range(first, last + 1)
     return sequences
+
+
+def joined_ranges(firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """Rows (first, last) of runs of so many numbers each, in any order, ascending, those that touch as one;
+    None where two have a number in common."""
+    firsts, counts = firsts.astype(np.int64), counts.astype(np.int64)
+    order = np.argsort(firsts)
+    firsts, lasts = firsts[order], (firsts + counts - 1)[order]
+    if (firsts[1:] <= lasts[:-1]).any():
+        return None
+    begins = np.concatenate(([True], firsts[1:] != lasts[:-1] + 1))[: len(firsts)]
+    ends = np.concatenate((begins[1:], [True]))[: len(firsts)]
+    return np.stack((firsts[begins], lasts[ends]), axis=1)
 
 
 def to_ranges(sequences: BitMap64) -> Ranges:

@@ -40,7 +40,7 @@ from pyroaring import BitMap64
 from millrace.audit.config import audited_topic
 from millrace.audit.contract.events import CLOSED, EventLedger, StreamFacts
 from millrace.audit.contract.group_counts import Claim
-from millrace.audit.contract.sequence_set import from_ranges
+from millrace.audit.contract.sequence_set import from_ranges, joined_ranges
 from millrace.audit.keeping.state import Commit
 from millrace.audit.keeping.waivers import Target
 from millrace.audit.reconciliation.roster import speaking_streams
@@ -256,8 +256,8 @@ def forget_pruned(
         facts = ledger.streams.get(stream)
         if facts is None:
             continue
-        acknowledged = BitMap64()
-        for start_ms in filter(left.has, facts.windows.before(left.end_ms)):
+        acknowledged = _forget_plain(facts, left, is_known=not learn)
+        for start_ms in sorted(filter(left.has, facts.windows.before(left.end_ms))):
             report = facts.windows.pop(start_ms)
             told = report.acknowledged | report.ambiguous | report.failed
             if not learn and not told.issubset(left.sequences):
@@ -278,6 +278,25 @@ def forget_pruned(
         if (event.tier, event.session) not in living:
             del ledger.tiers[key]
     return dict(late)
+
+
+def _forget_plain(facts: StreamFacts, left: PrunedWindows, *, is_known: bool) -> BitMap64:
+    """`forget_pruned` for all plain reports of pruned windows at once, where there is nothing to tell of any:
+    no two have a number in common, and if asked for, each number is accounted for already. Returns their
+    numbers; none, and nothing is done, where each report must be looked at."""
+    if not facts.windows.before(left.end_ms):
+        return BitMap64()
+    starts, rows = facts.windows.plain()
+    going = left.have(starts)
+    ranges = joined_ranges(rows["first"][going], rows["count"][going])
+    if ranges is None or not len(ranges):
+        return BitMap64()
+    numbers = from_ranges(tuple((first, last) for first, last in ranges.tolist()))
+    if is_known and not numbers.issubset(left.sequences):
+        return BitMap64()
+    facts.windows.drop_plain(starts[going])
+    left.account_for_acknowledged(numbers, int(starts[going].min()))
+    return numbers
 
 
 def forget_streams(

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from pyroaring import BitMap64
 
 from millrace.audit.contract.events import StreamFacts
-from millrace.audit.contract.sequence_set import from_ranges
+from millrace.audit.contract.sequence_set import from_ranges, joined_ranges
 from millrace.audit.reconciliation.said import said_of
 from millrace.audit.reconciliation.stream_case import settled_until_ms
 from millrace.audit.reconciliation.tier_reading import TierReading
@@ -121,11 +121,9 @@ class _Splitting:
             there = len(theirs) > 0 and self._windows[theirs[at]] == starts
             is_plain &= there
             groups[name] = theirs[at] if len(theirs) else at
-        ranges = np.stack((firsts, firsts + counts - 1), axis=1)[is_plain]
-        ranges = ranges[np.argsort(ranges[:, 0])]
-        if len(ranges) < FEW_WINDOWS or (ranges[1:, 0] <= ranges[:-1, 1]).any():
+        ranges = joined_ranges(firsts[is_plain], counts[is_plain])
+        if ranges is None or np.count_nonzero(is_plain) < FEW_WINDOWS:
             return None
-        ranges = _joined(ranges)
         numbers = from_ranges(tuple((first, last) for first, last in ranges.tolist()))
         is_rest = ~np.isin(self._windows, starts[is_plain])[self._group]
         if not self._stands_apart(numbers, ranges, starts[is_plain], is_rest, runs, unread):
@@ -214,13 +212,6 @@ class _Splitting:
             strict=True,
         ):
             yield decode_bitmap(base, bitmap)
-
-
-def _joined(ranges: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Of ascending ranges that do not overlap: those that touch as one."""
-    begins = np.concatenate(([True], ranges[1:, 0] != ranges[:-1, 1] + 1))
-    ends = np.concatenate((begins[1:], [True]))
-    return np.stack((ranges[begins, 0], ranges[ends, 1]), axis=1)
 
 
 def plain_columns(

@@ -15,7 +15,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyroaring import BitMap64
 
 from millrace.audit.contract import sequence_set
@@ -162,6 +164,15 @@ class PrunedWindows:
         self.failed |= unsure - report.ambiguous
         self.failed -= self.ambiguous
 
+    def account_for_acknowledged(self, numbers: BitMap64, first_report_ms: int) -> None:
+        """The same for reports that only acknowledge, these numbers together, of which the first is of this
+        window."""
+        known_ms = self.first_report_ms
+        self.first_report_ms = first_report_ms if known_ms is None else min(known_ms, first_report_ms)
+        self.sequences |= numbers
+        self.ambiguous -= numbers
+        self.failed -= numbers
+
     @property
     def certain(self) -> BitMap64:
         """Those that there are records of, whatever became of them: acknowledged, or seen."""
@@ -169,6 +180,11 @@ class PrunedWindows:
 
     def has(self, start_ms: int) -> bool:
         return start_ms // self.window_ms in self.windows
+
+    def have(self, starts_ms: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """The same of many."""
+        numbers = starts_ms // self.window_ms
+        return np.isin(numbers, np.array((BitMap64(numbers) & self.windows).to_array(), np.int64))
 
     @property
     def end_ms(self) -> int:

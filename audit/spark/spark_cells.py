@@ -49,6 +49,7 @@ from millrace.audit.runs.partition_pins import PartitionPin
 from millrace.audit.scanning.cell_notes import NOTE_SCHEMA, read_notes, uncounted
 from millrace.audit.scanning.cell_rows import CELL_DDL
 from millrace.audit.spark import connector_reader
+from millrace.audit.spark.arrow_lists import with_lists
 from millrace.audit.spark.read_meter import ReadMeter
 from millrace.audit.spark.row_layout import by_day, spread, stretch_hours
 from millrace.audit.spark.shared_state import CellsIncomplete, require_shared, rows_in
@@ -189,11 +190,12 @@ class RunCells:
         return cells.filter(col("note").isNull())
 
     def _read(self, names: Sequence[str], ddl: str = CELL_DDL) -> DataFrame:
-        """These files' rows; all of them, also where Spark is set to pass over what it cannot read."""
+        """These files' rows, lists that are null as empty ones; all of them, also where Spark is set to pass
+        over what it cannot read."""
         if not names:
             return self._spark.createDataFrame([], ddl)
         every = self._spark.read.options(**_WHOLE)
-        return every.schema(ddl).parquet(*(self._state.files.uri(name) for name in names))
+        return with_lists(every.schema(ddl).parquet(*(self._state.files.uri(name) for name in names)))
 
     def passages(
         self, pins: Iterable[PartitionPin], sources: Collection[str], aggregate: str
@@ -253,7 +255,7 @@ class RunCells:
         if span_files(verdicts):
             lines = in_spans(lines, self._read(span_files(verdicts), SPAN_DDL))
         line = f.struct(*LINE_SCHEMA.names).alias("line")
-        return facts.unionByName(lines.select("stream", line), allowMissingColumns=True)
+        return with_lists(facts.unionByName(lines.select("stream", line), allowMissingColumns=True))
 
     def _size_of(self, names: Sequence[str]) -> ParquetSize:
         row_count = 0
