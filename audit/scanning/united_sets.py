@@ -23,6 +23,8 @@ from millrace.audit.scanning.set_kernels import (
     write_sets,
 )
 
+MEMBER_BITS, SIGNED_BITS = 32, 63
+
 
 @dataclass(frozen=True, slots=True)
 class Bitmaps:
@@ -84,8 +86,26 @@ def encode_sets(runs: NDArray[np.int64], count: int) -> Bitmaps:
 
 
 def in_order(runs: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A copy in order of set and first; numbers of sets are below 2^31, and members below 2^32."""
-    return runs[np.argsort((runs[:, SET] << 32) | runs[:, FIRST])]
+    """A copy in order of set and first; numbers of sets are below 2^31, and members below 2^32.
+
+    As one number each, where set, first and length fit into one: numbers are sorted at a third of the cost of
+    finding their order, and of hashed keys nearly all runs are one member.
+    """
+    if not len(runs):
+        return runs.copy()
+    lengths = runs[:, LAST] - runs[:, FIRST]
+    length_bits = int(lengths.max()).bit_length()
+    if int(runs[:, SET].max()).bit_length() + MEMBER_BITS + length_bits > SIGNED_BITS:
+        return runs[np.argsort((runs[:, SET] << MEMBER_BITS) | runs[:, FIRST])]
+    keys = (((runs[:, SET] << MEMBER_BITS) | runs[:, FIRST]) << length_bits) | lengths
+    keys.sort()
+    ordered = np.empty_like(runs)
+    np.bitwise_and(keys, (1 << length_bits) - 1, out=ordered[:, LAST])
+    keys >>= length_bits
+    np.bitwise_and(keys, (1 << MEMBER_BITS) - 1, out=ordered[:, FIRST])
+    np.right_shift(keys, MEMBER_BITS, out=ordered[:, SET])
+    ordered[:, LAST] += ordered[:, FIRST]
+    return ordered
 
 
 def unite_sets(sets: Bitmaps, chosen: NDArray[np.int64], numbers: NDArray[np.int64], count: int) -> United:

@@ -107,7 +107,7 @@ async def set_throttle(
     moves: Mapping[TopicPartition, tuple[tuple[int, ...], tuple[int, ...]]],
     bytes_per_second: int,
 ) -> None:
-    """Let the replicas that these moves add be fetched no faster than this, by each broker.
+    """Let the replicas that these moves add be fetched no faster than this, by each broker and from each.
 
     `moves` has the old and the new replicas of every partition. Set before the moves begin. A broker is asked
     itself: one that is not there, off which partitions are moved perhaps, gets no rate.

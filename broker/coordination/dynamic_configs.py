@@ -22,8 +22,8 @@ from millrace.broker.errors import ConfigError, InvalidConfig, InvalidRequest
 from millrace.broker.protocol.throttle_settings import (
     EVERY_REPLICA,
     FOLLOWER_RATE,
-    FOLLOWER_REPLICAS,
     LEADER_RATE,
+    ThrottleSettings,
 )
 from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.storage.log_config import SETTINGS, UNREADABLE
@@ -133,10 +133,10 @@ def throttled_partitions(text: str, broker_id: int, partitions: Mapping[int, obj
 
 
 def replication_throttle(
-    cache: MetadataCache, broker_id: int
+    cache: MetadataCache, broker_id: int, settings: ThrottleSettings
 ) -> tuple[int | None, frozenset[TopicPartition]]:
-    """Bytes per second that this broker may fetch of these partitions; None for no limit."""
-    text = cache.broker_config(broker_id).get(FOLLOWER_RATE)
+    """Bytes per second of these partitions that this broker may fetch, or give; None for no limit."""
+    text = cache.broker_config(broker_id).get(settings.rate)
     try:
         rate = None if text is None else _rate(text.strip())
     except ValueError:
@@ -145,7 +145,7 @@ def replication_throttle(
         return None, frozenset()
     throttled: set[TopicPartition] = set()
     for name, info in cache.topics.items():
-        replicas = info.config.get(FOLLOWER_REPLICAS)
+        replicas = info.config.get(settings.replicas)
         if replicas:
             try:
                 numbers = throttled_partitions(replicas, broker_id, info.partitions)

@@ -420,7 +420,7 @@ class LaneFetcher:
             if size:
                 following.records_at = now
                 owner.metrics.replicated_bytes += size
-                owner.throttle.consume(following.local.key, size)
+                owner.throttle.consume(following.local.key, size, now, in_sync=following.is_caught_up)
                 # Who got something stands at the end next time: the answer's size is bounded.
                 self.partitions[following.local.key] = self.partitions.pop(following.local.key)
             if not await self._take(connection, following, question, given):

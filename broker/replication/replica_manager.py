@@ -68,6 +68,7 @@ from millrace.broker.replication.reading import (
 )
 from millrace.broker.replication.replica_fetcher import FetchLimits, ReplicaFetchers
 from millrace.broker.replication.slow_appends import Outcome, SlowAppends
+from millrace.broker.replication.throttle import ReplicationThrottle
 from millrace.broker.storage.batch_validation import (
     Budget,
     CheckedBatch,
@@ -88,6 +89,7 @@ Result = TypeVar("Result")
 FLUSHED = "flushed"
 
 TO_HIGH_WATERMARK = -1
+NO_FOLLOWER = -1
 
 
 def _steady_ms() -> int:
@@ -126,6 +128,8 @@ class ReplicaManager:
         self.listeners = LeadershipListeners()
         self._metrics = metrics
         self._max_lag_ms = max_lag_ms
+        self._steady_ms = steady_ms
+        self._leader_throttle = ReplicationThrottle()
         self._registered: dict[int, int] | None = None
         self._checkpoints = HighWatermarkCheckpoints(logs.healthy_folders, logs.disk_failed)
         self._leading = Leading(
@@ -334,14 +338,18 @@ class ReplicaManager:
             )
         if follower is not None and progress is not None:
             visible = end_offset
+            follower_id = follower.broker_id
             if follower.is_first:
                 self._leading.fetched(local, follower, progress, offset)
+            if self._rests(local, follower_id):
+                return bounds_of(local)
         else:
+            follower_id = NO_FOLLOWER
             visible = local.last_stable_offset if read_committed else replica.high_watermark
         if offset >= visible or (max_bytes <= 0 and not at_least_one):
             return bounds_of(local)
         try:
-            return read_batches(
+            read = read_batches(
                 local,
                 offset,
                 max_bytes,
@@ -351,12 +359,16 @@ class ReplicaManager:
                 on_disk=self.on_disk,
             )
         except MustReadCold as cold:
-            raise MustReadCold(partial(self._read_cold, local, replica.leader_epoch, cold)) from None
+            read_cold = partial(self._read_cold, local, replica.leader_epoch, cold, follower_id)
+            raise MustReadCold(read_cold) from None
+        return read if follower is None else self._given(local, follower_id, read)
 
-    async def _read_cold(self, local: LocalPartition, leader_epoch: int, cold: MustReadCold) -> PartitionRead:
+    async def _read_cold(
+        self, local: LocalPartition, leader_epoch: int, cold: MustReadCold, follower_id: int
+    ) -> PartitionRead:
         read = await cold.read()
         self._check_still_leads(local, leader_epoch)
-        return read
+        return self._given(local, follower_id, read)
 
     async def on_disk_as_leader(
         self, local: LocalPartition, work: Callable[..., Result], *arguments: Any
@@ -491,6 +503,27 @@ class ReplicaManager:
         """Follow these partitions (None: all) together no faster than this (None: as fast as it goes)."""
         if self._fetchers is not None:
             self._fetchers.set_throttle(bytes_per_second, partitions)
+
+    def set_leader_throttle(
+        self, bytes_per_second: int | None, partitions: Collection[TopicPartition] | None = None
+    ) -> None:
+        """Give followers that are not in sync these partitions (None: all) together no faster than this
+        (None: as fast as it goes)."""
+        self._leader_throttle.set(bytes_per_second, partitions)
+
+    def _rests(self, local: LocalPartition, follower_id: int) -> bool:
+        """Whether what a follower that catches up asks for is held back until more was paid back."""
+        if not self._leader_throttle.applies_to(local.key) or follower_id in local.replica.isr:
+            return False
+        now = self._steady_ms() / 1000
+        return self._leader_throttle.resumes_at(local.key, now) > now
+
+    def _given(self, local: LocalPartition, follower_id: int, read: PartitionRead) -> PartitionRead:
+        if follower_id != NO_FOLLOWER and read.records and self._leader_throttle.applies_to(local.key):
+            in_sync = follower_id in local.replica.isr
+            now = self._steady_ms() / 1000
+            self._leader_throttle.consume(local.key, len(read.records), now, in_sync=in_sync)
+        return read
 
     @property
     def under_replicated_count(self) -> int:

@@ -1,7 +1,10 @@
-"""How fast a follower may fetch the partitions that are being moved. Pure: times in, times out.
+"""How fast a follower may fetch the partitions that are being moved, or a leader give them. Pure: times in,
+times out.
 
 A bucket of one second's bytes that may be overdrawn by one answer: then the partitions rest until it is paid
-back, so that the rate holds on the average, as with Apache Kafka's follower throttle (KIP-73).
+back, so that the rate holds on the average, as with Apache Kafka's throttles (KIP-73). A replica that is in
+sync is not held back: what it takes empties the bucket and leaves no debt, or one that falls out of sync
+after hours above the rate would be held back for hours.
 """
 
 from __future__ import annotations
@@ -43,7 +46,10 @@ class ReplicationThrottle:
         self._free_from = max(self._free_from, now - 1.0)
         return self._free_from
 
-    def consume(self, key: TopicPartition, size: int) -> None:
-        """So many bytes of the partition have come."""
-        if self._rate is not None and self.applies_to(key):
-            self._free_from += size / self._rate
+    def consume(self, key: TopicPartition, size: int, now: float, *, in_sync: bool) -> None:
+        """So many bytes of the partition have gone to a replica."""
+        if self._rate is None or not self.applies_to(key):
+            return
+        free_from = max(self._free_from, now - 1.0)
+        owed = free_from + size / self._rate
+        self._free_from = min(owed, max(free_from, now)) if in_sync else owed

@@ -21,6 +21,7 @@ from millrace.broker.coordination.offline_replicas import OfflineReporter
 from millrace.broker.coordination.paths import topic_path
 from millrace.broker.coordination.session import Session
 from millrace.broker.errors import KafkaStorageError
+from millrace.broker.protocol.throttle_settings import OF_FOLLOWER, OF_LEADER
 from millrace.broker.replication.partition import PartitionState
 from millrace.broker.replication.replica_manager import ReplicaManager
 from millrace.broker.storage.log_config import LogConfig
@@ -78,8 +79,11 @@ class LocalReplicas:
                 own_epoch=NOT_REGISTERED if own is None else own.epoch,
             )
         if changes.broker_configs or changes.topics:
-            rate, partitions = replication_throttle(self._cache, self._broker_id)
-            self._replicas.set_replication_throttle(rate, partitions)
+            fetched, given = (
+                replication_throttle(self._cache, self._broker_id, each) for each in (OF_FOLLOWER, OF_LEADER)
+            )
+            self._replicas.set_replication_throttle(*fetched)
+            self._replicas.set_leader_throttle(*given)
 
     def set_log_defaults(self, defaults: LogConfig) -> None:
         """What topics do not set themselves: all of them are applied anew."""

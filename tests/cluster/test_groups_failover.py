@@ -6,6 +6,7 @@ fencing, every commit that was acknowledged, and offsets in open transactions.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -44,8 +45,9 @@ class Cluster:
     """One broker or three; coordinators' topics (by default) and topic `t` with four partitions on all of
     them."""
 
-    def __init__(self, factory: BrokerFactory, size: int) -> None:
+    def __init__(self, factory: BrokerFactory, size: int, **more: Any) -> None:
         settings = {
+            **more,
             "transaction_state_log_num_partitions": 3,
             "default_replication_factor": size,
             "min_insync_replicas": min(size, 2),
@@ -548,3 +550,67 @@ def test_offsets_of_open_transactions_survive_the_coordinator(cluster):
         assert cluster.committed(group, stable=True) == cluster.committed(group) == expected
     for consumer in consumers:
         consumer.close()
+
+
+def test_groups_are_read_back_from_a_log_that_was_compacted(broker_factory):
+    """By coordinators that were followers, and cleaned their own copies: the newest commits, no older ones,
+    nothing of what was deleted, and who is a member of what generation."""
+    cluster = Cluster(
+        broker_factory,
+        3,
+        offsets_topic_num_partitions=1,
+        offsets_topic_segment_bytes=4096,
+        log_cleaner_backoff_ms=100,
+        log_cleaner_min_cleanable_ratio=0.01,
+        log_cleaner_delete_retention_ms=0,
+    )
+    member = Member(cluster, "lives")
+    member.join()
+    member.sync(**{member.id: b"all of it"})
+    idle = {f"idle-{number}": Member(cluster, f"idle-{number}") for number in range(5)}
+    for number in range(1, 101):
+        assert member.commit(number) is ErrorCode.none
+        assert member.commit(1000 + number, partition=1) is ErrorCode.none
+        for group, each in idle.items():
+            assert each.commit(number, partition=len(group) % PARTITIONS) is ErrorCode.none
+    gone = cluster.ask_group(
+        "idle-0",
+        Api.DELETE_GROUPS,
+        2,
+        code=lambda a: a.results[0].error_code,
+        groups_names=["idle-0"],
+    )
+    assert gone.results[0].error_code is ErrorCode.none
+    assert member.commit(101) is ErrorCode.none
+
+    for broker in cluster.brokers.values():
+        eventually(
+            lambda broker=broker: kept_of_offsets(broker) < 200, f"broker {broker.id} has compacted its copy"
+        )
+    for _ in range(2):
+        coordinator = cluster.coordinator("lives")
+        coordinator.kill()
+        assert (cluster.committed("lives"), cluster.committed("lives", 1)) == (101, 1100)
+        assert cluster.committed("idle-0", len("idle-0") % PARTITIONS) == -1
+        for number in range(1, 5):
+            assert cluster.committed(f"idle-{number}", len("idle-0") % PARTITIONS) == 100
+        assert member.heartbeat() is ErrorCode.none, "the same generation"
+        assert member.sync() == b"all of it"
+        coordinator.start()
+        eventually(cluster.in_sync, "all replicas are in sync again")
+    listed = cluster.ask_group("lives", Api.LIST_GROUPS, 4, code=lambda a: a.error_code)
+    assert {each.group_id for each in listed.groups} == {"lives", *sorted(idle)[1:]}
+
+
+def kept_of_offsets(broker: BrokerProcess) -> int:
+    """How many batches of the log of groups are in this broker's files; each commit was one."""
+    folder = next(broker.data.rglob("__consumer_offsets-0"))
+    count = 0
+    for path in folder.glob("*.log"):
+        with contextlib.suppress(FileNotFoundError):  # swapped meanwhile
+            data = path.read_bytes()
+            at = 0
+            while at + 12 <= len(data):
+                at += 12 + int.from_bytes(data[at + 8 : at + 12], "big")
+                count += 1
+    return count

@@ -215,47 +215,62 @@ def test_one_gap_is_let_pass_by_a_worker_that_does_not_carry_it(pair: Pair) -> N
 
 
 @in_pairs("kafka-millrace", "millrace-kafka")
-def test_a_throttle_slows_one_source_and_can_be_lifted(pair: Pair) -> None:
-    topic = pair.unique("bulk")
+def test_a_throttle_slows_one_source_alone_and_can_be_lifted(pair: Pair, second_source: End) -> None:
+    topic, free = pair.unique("bulk"), pair.unique("free")
+
+    def of_source(mirror: MirrorProcess, name: str) -> Any:
+        (found,) = (each for each in mirror.status()["sources"] if each["cluster"] == name)
+        return found
 
     async def story() -> None:
-        async with pair.source.cluster() as source, pair.target.cluster() as target:
+        async with (
+            pair.source.cluster() as source,
+            second_source.cluster() as second,
+            pair.target.cluster() as target,
+        ):
             await create_topic(source, topic, 1, 1)
-            mirror = pair.mirror([topic], fetch={"partition_max_bytes": 65_536, "max_bytes": 65_536})
-            await runs(mirror, 1)
+            await create_topic(second, free, 1, 1)
+            fetch = {"partition_max_bytes": 65_536, "max_bytes": 65_536}
+            mirror = pair.mirror([topic, free], also=[second_source], fetch=fetch)
+            await runs(mirror, 2)
             said = command(mirror, "throttle", "src", "200kB")
             assert said == "src is read at 200000 bytes/s at most, all workers together\n"
 
             async def limited() -> bool:
-                (found,) = mirror.status()["sources"]
-                return bool(found["throttle_bytes_per_second"] == 200_000)
+                return bool(of_source(mirror, "src")["throttle_bytes_per_second"] == 200_000)
 
             await until(limited, logs_of=[mirror])
+            assert of_source(mirror, second_source.name)["throttle_bytes_per_second"] is None
+
+            def bytes_of(name: str) -> int:
+                return sum(each["bytes"] for each in mirror.status()["topics"] if each["topic"] == name)
+
             # All of it lies there before the first of it is read: 3 MB, 15 s at this rate.
             command(mirror, "pause", "src")
 
             async def paused() -> bool:
-                return states(mirror) == {"paused"}
+                return "paused" in states(mirror)
 
             await until(paused, logs_of=[mirror])
             for _ in range(60):
                 await send(source, topic, 0, batch(50, 1_000))
-            before = sum(each["bytes"] for each in mirror.status()["topics"])
+            before = bytes_of(topic)
             begun = time.monotonic()
             command(mirror, "resume", "src")
             await asyncio.sleep(2)  # what is measured is a time
 
-            def carried() -> int:
-                return sum(each["bytes"] for each in mirror.status()["topics"]) - before
-
             async def flows() -> bool:
-                return carried() > 0
+                return bytes_of(topic) > before
 
             await until(flows, logs_of=[mirror])
-            grown = carried()
+            for _ in range(60):
+                await send(second, free, 0, batch(50, 1_000))
+            await arrives(target, free, 3_000, mirror)
+            grown = bytes_of(topic) - before
             elapsed_s = time.monotonic() - begun
             # A bucket may hold a moment's worth, and a fetch is of 64 KiB.
             assert 0 < grown <= 200_000 * (elapsed_s + 1.5) + 131_072
+            assert grown < 60 * 50 * 1_000, "the other source's came before this one's"
             assert "throttled: src 200 kB/s" in command(mirror, "status")
             assert (
                 'millrace_mirror_throttle_bytes_per_second{source="src"} 200000' in mirror.get("/metrics")[1]
@@ -264,8 +279,7 @@ def test_a_throttle_slows_one_source_and_can_be_lifted(pair: Pair) -> None:
             await arrives(target, topic, 3_000, mirror)
 
             async def lifted() -> bool:
-                (found,) = mirror.status()["sources"]
-                return found["throttle_bytes_per_second"] is None
+                return of_source(mirror, "src")["throttle_bytes_per_second"] is None
 
             await until(lifted, logs_of=[mirror])
 

@@ -1,8 +1,8 @@
 """The way to the target swallows an answer, becomes slow, or ends at a full disk, under a running mirror:
 every record is there once and in order, and nothing is given up.
 
-The target is a Millrace broker of this module's own, reached through a proxy by everybody; Apache Kafka, and
-faults at random, are in test_mirror_faults.
+The target is a server of this module's own, reached through a proxy by everybody: Millrace, and in the long
+suite Apache Kafka. Faults at random are in test_mirror_faults.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import pytest
 from tests.cluster.mirror_faults.links import ProxyLinks
 from tests.cluster.mirror_process import MirrorProcess
 from tests.cluster.transactional import create_topic, read
-from tests.pairs import SETTINGS, SOURCE_NAME, TARGET_NAME, End, Pair
+from tests.pairs import SETTINGS, SMALL_HEAP, SOURCE_NAME, TARGET_NAME, End, Kind, Pair
+from tests.peers.kafka import KafkaPeer
 from tests.points.fault import FaultAt, until
 from tests.raw_client import RawClient, batch_of
 from tests.servers import BrokerProcess, ZooKeeper
@@ -54,23 +55,65 @@ class ProxiedBroker(BrokerProcess):
         self.links.runs(TARGET, self.process.pid)
 
 
-@pytest.fixture(scope="module")
-def target(zookeeper: ZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxiedBroker]:
-    broker = ProxiedBroker(zookeeper.chroot(), tmp_path_factory.mktemp("linked-target"), settings=SETTINGS)
-    broker.links = ProxyLinks()
-    broker.links.runs(TEST, os.getpid())
+class ProxiedKafka(KafkaPeer):
+    """The same of Apache Kafka."""
+
+    links: ProxyLinks
+
+    @property
+    def reached(self) -> str:
+        return self.links.endpoint(TARGET, self.port).reached
+
+    @property
+    def data(self) -> Path:
+        return self.directory / "data"
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+    def _write_properties(self) -> Path:
+        controller = f"127.0.0.1:{self._controller_port}"
+        self.settings["advertised.listeners"] = f"PLAINTEXT://{self.reached},CONTROLLER://{controller}"
+        return super()._write_properties()
+
+    def launch(self) -> None:
+        super().launch()
+        assert self.pid is not None
+        self.links.runs(TARGET, self.pid)
+
+
+Target = ProxiedBroker | ProxiedKafka
+
+
+@pytest.fixture(
+    scope="module",
+    params=["millrace", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.long])],
+)
+def target(
+    request: pytest.FixtureRequest, zookeeper: ZooKeeper, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Target]:
+    folder = tmp_path_factory.mktemp("linked-target")
+    server: Target
+    if request.param == "kafka":
+        server = ProxiedKafka(folder, settings=SETTINGS, jvm_options=SMALL_HEAP)
+    else:
+        server = ProxiedBroker(zookeeper.chroot(), folder, settings=SETTINGS)
+    server.links = ProxyLinks()
+    server.links.runs(TEST, os.getpid())
     try:
-        broker.start()
-        yield broker
+        server.start()
+        yield server
     finally:
-        broker.kill()
-        broker.links.close()
+        server.kill()
+        server.links.close()
 
 
 @pytest.fixture
-def pair(target: ProxiedBroker, pair_millrace_source: End, tmp_path: Path) -> Iterator[Pair]:
-    end = End("millrace", TARGET_NAME, target.reached, target.data, target)
-    made = Pair("millrace-millrace", pair_millrace_source, end, tmp_path)
+def pair(target: Target, pair_millrace_source: End, tmp_path: Path) -> Iterator[Pair]:
+    kind: Kind = "kafka" if isinstance(target, ProxiedKafka) else "millrace"
+    end = End(kind, TARGET_NAME, target.reached, target.data, target)
+    made = Pair(f"millrace-{kind}", pair_millrace_source, end, tmp_path)
     yield made
     made.stop_mirrors()
 
@@ -89,7 +132,7 @@ def numbers(first: int, count: int, size: int = 0) -> list[bytes]:
     return [b"%d" % number + b"." * size for number in range(first, first + count)]
 
 
-def carried(target: ProxiedBroker, topic: str, partitions: int = 1) -> list[bytes]:
+def carried(target: Target, topic: str, partitions: int = 1) -> list[bytes]:
     return read(target, topic, ALL, partitions=partitions)
 
 
@@ -100,7 +143,7 @@ def only_partition(mirror: MirrorProcess) -> dict[str, Any]:
 
 @pytest.mark.safety
 def test_commit_whose_answer_the_link_swallows_is_asked_for_again_and_repeats_nothing(
-    pair: Pair, target: ProxiedBroker, fault_at: FaultAt
+    pair: Pair, target: Target, fault_at: FaultAt
 ) -> None:
     """The target has committed, and the connection is gone before the mirror can know."""
     topic = pair.unique("cut")
@@ -136,7 +179,7 @@ class Hurried(MirrorProcess):
 
 
 def test_target_that_became_slow_gets_smaller_transactions_until_they_are_in_time(
-    pair: Pair, target: ProxiedBroker
+    pair: Pair, target: Target
 ) -> None:
     """At 1 MB/s what is sent at once, a batch of each partition, takes longer than a transaction may last."""
     topic = pair.unique("slow")
@@ -173,10 +216,9 @@ def test_target_that_became_slow_gets_smaller_transactions_until_they_are_in_tim
 
 
 @pytest.mark.safety
-def test_target_whose_disk_is_full_is_waited_for_and_nothing_is_given_up(
-    pair: Pair, target: ProxiedBroker
-) -> None:
-    """The system lets no file grow beyond what the topic's log has by now: for the broker that is no room."""
+def test_target_whose_disk_is_full_is_waited_for_and_nothing_is_given_up(pair: Pair, target: Target) -> None:
+    """The system lets no file grow beyond what the topic's log has by now: for the broker that is no room.
+    Apache Kafka ends, when that is its only disk, and is started again."""
     topic = pair.unique("full")
     create_topic(pair.source.server, topic)
     # More than any other file of the broker has, and less than a segment.
@@ -191,14 +233,22 @@ def test_target_whose_disk_is_full_is_waited_for_and_nothing_is_given_up(
     try:
         produce(pair, topic, then)
 
+        ends = isinstance(target, ProxiedKafka)
+
         def is_told() -> bool:
             reasons = [each["reason"] for each in mirror.status()["troubles"]]
-            return any(each.startswith(f"the target refuses {topic}-0: ") for each in reasons)
+            refusal = f"the target refuses {topic}-0: "
+            return bool(reasons) if ends else any(each.startswith(refusal) for each in reasons)
 
+        if ends:
+            until(lambda: target.process and target.process.poll() is not None, "Apache Kafka has ended")
         until(is_told, "the trouble is told", logs_of=[mirror, target])
         assert only_partition(mirror)["state"] == "running"
     finally:
-        resource.prlimit(target.process.pid, resource.RLIMIT_FSIZE, (soft, hard))
+        if target.process.poll() is None:
+            resource.prlimit(target.process.pid, resource.RLIMIT_FSIZE, (soft, hard))
+        else:
+            target.start()
     until(lambda: len(carried(target, topic)) >= 60, "all is carried", logs_of=[mirror])
     assert carried(target, topic) == first + then
     assert "gap" not in only_partition(mirror)

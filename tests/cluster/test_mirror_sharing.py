@@ -12,10 +12,13 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
+
 from millrace.broker.client.admin import create_topic
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.protocol.records import Record, build_batch
+from tests.cluster.mirror_calls import command
 from tests.cluster.mirror_process import MirrorProcess, send, until
 from tests.pairs import Pair, in_pairs
 from tests.waiting import DeadlinePassed
@@ -142,6 +145,17 @@ def quickest_change(
 def test_a_drained_workers_partitions_move_with_a_short_pause_and_nothing_twice(pair: Pair) -> None:
     async def drain(worker: MirrorProcess) -> None:
         assert await asyncio.to_thread(worker.terminate) == 0
+
+    quickest_change(pair, drain, 3, LEAST_LIMIT_MS)
+
+
+@pytest.mark.long
+@in_pairs("millrace-kafka", "kafka-millrace")
+def test_a_worker_that_is_told_to_drain_gives_up_its_partitions_as_shortly(pair: Pair) -> None:
+    """Its process goes on, until somebody ends it."""
+
+    async def drain(worker: MirrorProcess) -> None:
+        assert "given up; the process can be ended" in await asyncio.to_thread(command, worker, "drain")
 
     quickest_change(pair, drain, 3, LEAST_LIMIT_MS)
 

@@ -131,6 +131,34 @@ def test_throttled_move_is_slow_can_be_listed_and_called_off(three: ThreeBrokers
     assert len(read_all(three.bootstrap, "t")) == 10_001
 
 
+def test_leader_gives_no_more_than_its_rate_to_all_that_move_from_it(three: ThreeBrokers) -> None:
+    """Two new replicas, neither of which has a rate of its own."""
+    three.create_on("t", (1,))
+    produce_numbers(three.bootstrap, "t", 3_000, size=1_000)
+    size, rate = held_by(three.brokers[1], "t"), 1_000_000
+    limits = {4: ("1", "rate", str(rate)), 2: ("t", "replicas", "0:1")}
+    resources = [
+        {
+            "resource_type": kind,
+            "resource_name": name,
+            "configs": [
+                {"name": f"leader.replication.throttled.{what}", "config_operation": 0, "value": value}
+            ],
+        }
+        for kind, (name, what, value) in limits.items()
+    ]
+    answer = three.ask(Api.INCREMENTAL_ALTER_CONFIGS, 1, resources=resources)
+    assert [int(response.error_code) for response in answer.responses] == [0, 0]
+    eventually(lambda: throttle_of(three, 1, "leader")[1] == str(rate), "broker 1 has its rate")
+    begun = time.monotonic()
+    assert three.reassign("t", {0: (1, 2, 3)}) == {0: 0}
+    three.wait_in_sync("t", 0, 1, 2, 3)
+    # Waited for was all but a second's worth, and what the last answer overdrew (`replica.fetch.max.bytes`).
+    assert time.monotonic() - begun > (2 * size - (1 << 20)) / rate - 1
+    produce_numbers(three.bootstrap, "t", 1_000, size=1_000)
+    assert len(read_all(three.bootstrap, "t")) == 4_000
+
+
 def held_by(broker: BrokerProcess, topic: str) -> int:
     """Bytes of partition 0's log on this broker's disk."""
     return sum(path.stat().st_size for path in (broker.data / f"{topic}-0").glob("*.log"))

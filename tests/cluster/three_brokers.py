@@ -282,9 +282,9 @@ def folders(broker: BrokerProcess, topic: str) -> list[str]:
     )
 
 
-def throttle_of(cluster: ThreeBrokers, number: int) -> tuple[int, str]:
+def throttle_of(cluster: ThreeBrokers, number: int, side: str = "follower") -> tuple[int, str]:
     """Source and value of the rate at which a broker may follow what moves."""
-    name = "follower.replication.throttled.rate"
+    name = f"{side}.replication.throttled.rate"
     resource = {"resource_type": 4, "resource_name": str(number), "configuration_keys": [name]}
     answer = cluster.ask(Api.DESCRIBE_CONFIGS, 4, at=number, resources=[resource])
     (found,) = answer.results[0].configs

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -282,7 +283,19 @@ def test_a_users_program_reads_cells_and_records_there(standalone, world, tmp_pa
     assert found["sequences"] == list(range(1, 121)) and found["parts"] > 1
 
 
-SECURED_PROGRAM = """
+SHOW_PAGES = """
+def show_pages(context):
+    root = context.uiWebUrl
+    api = f"{root}/api/v1/applications/{context.applicationId}"
+    pages = [f"{api}/{name}" for name in ("jobs", "stages?details=true", "environment", "executors")]
+    pages += [f"{api}/sql?details=true&planDescription=true"]
+    pages += [f"{root}/{name}/" for name in ("jobs", "environment", "SQL", "executors")]
+    pages += [f"{root}/SQL/execution/?id=0"]
+    for page in pages:
+        print(urllib.request.urlopen(page).read().decode())
+"""
+
+SECURED_PROGRAM = f"""
 import json, os, sys, urllib.request
 from pyspark.sql import SparkSession
 from millrace.audit.spark.spark_source import register
@@ -297,25 +310,62 @@ spark.sparkContext.setJobDescription("THE-MARK")
 table = spark.read.format("millrace").options(**json.loads(sys.argv[2])).load()
 print(table.count())
 table.explain("extended")
-root = spark.sparkContext.uiWebUrl
-api = f"{root}/api/v1/applications/{spark.sparkContext.applicationId}"
-pages = [f"{api}/{name}" for name in ("jobs", "stages?details=true", "environment", "executors")]
-pages += [f"{api}/sql?details=true&planDescription=true"]
-pages += [f"{root}/{name}/" for name in ("jobs", "environment", "SQL", "executors")]
-pages += [f"{root}/SQL/execution/?id=0"]
-for page in pages:
-    print(urllib.request.urlopen(page).read().decode())
+{SHOW_PAGES}
+show_pages(spark.sparkContext)
 spark.stop()
 """
 
+SECURED_JOB = f"""
+import sys, urllib.request
+from millrace.audit.spark.spark_cells import RunCells
+from millrace.deploy.cli import main
+{SHOW_PAGES}
+reconcile = RunCells.reconcile
 
-@pytest.mark.long
-@pytest.mark.kafka
-def test_a_login_of_the_drivers_variables_and_files_reaches_executors_and_is_shown_nowhere(
-    standalone, secure_kafka, tmp_path
-):
-    """The workers were started without the variable, and the file is gone before they are asked."""
-    secret = "päss-ª=wörd"
+def reconciled(self, *given):
+    found = reconcile(self, *given)
+    show_pages(self._spark.sparkContext)
+    return found
+
+RunCells.reconcile = reconciled
+sys.exit(main())
+"""
+
+
+PASSWORD = "päss-ª=wörd"
+
+
+@dataclass(frozen=True)
+class Secured:
+    """A topic of fifty records behind a login, what Spark is given to show everything, and where that is."""
+
+    topic: str
+    address: str
+    section: dict[str, Any]
+    settings: dict[str, str]
+    events: Path
+    key: str
+
+    def shown_in(self, done: subprocess.CompletedProcess[bytes], standalone: StandaloneCluster) -> list[str]:
+        """The places that have a secret; each is one where it would be found."""
+        places = {
+            "said": done.stdout,
+            "logged": done.stderr,
+            "master": json.dumps(standalone.state()).encode(),
+        }
+        for name, folder in (("events", self.events), ("workers", standalone.folder)):
+            files = [
+                path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".py", ".pem")
+            ]
+            places[name] = b"".join(path.read_bytes() for path in files if "python" not in path.parts)
+        assert b"THE-MARK" in places["said"] and b"THE-MARK" in places["events"]
+        assert b"Executor" in places["workers"]
+        secrets = (PASSWORD, PASSWORD.encode("unicode_escape").decode(), self.key)
+        return [name for name, told in places.items() if any(each.encode() in told for each in secrets)]
+
+
+@pytest.fixture
+def secured(secure_kafka, tmp_path) -> Secured:
     topic = f"secured-{tmp_path.name}"
     beside = RealCluster(secure_kafka.peer.bootstrap, "none")
     beside.create(topic)
@@ -328,11 +378,6 @@ def test_a_login_of_the_drivers_variables_and_files_reaches_executors_and_is_sho
         "ssl": {**secure_kafka.tls(), "cert": str(own.cert), "key": str(own.key)},
         "sasl": {**secure_kafka.login("SCRAM-SHA-512"), "password": {"env": "AUDITOR_PASSWORD"}},
     }
-    options = {
-        "kafka.bootstrap.servers": secure_kafka.address("SECURE"),
-        "subscribe": topic,
-        "security": json.dumps(section),
-    }
     events = tmp_path / "spark-events"
     events.mkdir()
     settings = {
@@ -343,26 +388,62 @@ def test_a_login_of_the_drivers_variables_and_files_reaches_executors_and_is_sho
         "spark.eventLog.dir": events.as_uri(),
         "spark.eventLog.compress": "false",
     }
+    key = own.key.read_text().split("\n")[1]
+    return Secured(topic, secure_kafka.address("SECURE"), section, settings, events, key)
+
+
+@pytest.mark.long
+@pytest.mark.kafka
+def test_a_login_of_the_drivers_variables_and_files_reaches_executors_and_is_shown_nowhere(
+    standalone, secured, tmp_path
+):
+    """The workers were started without the variable, and the file is gone before they are asked."""
+    options = {
+        "kafka.bootstrap.servers": secured.address,
+        "subscribe": secured.topic,
+        "security": json.dumps(secured.section),
+    }
     program = tmp_path / "program.py"
     program.write_text(SECURED_PROGRAM)
     done = subprocess.run(
         [sys.executable, str(program), standalone.master, json.dumps(options)],
-        env=environment(standalone, SETTINGS=json.dumps(settings), AUDITOR_PASSWORD=secret),
+        env=environment(standalone, SETTINGS=json.dumps(secured.settings), AUDITOR_PASSWORD=PASSWORD),
         capture_output=True,
         timeout=patience(TIMEOUT_S),
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines()[0] == b"50"
-    places = {"said": done.stdout, "logged": done.stderr, "master": json.dumps(standalone.state()).encode()}
-    for name, folder in (("events", events), ("workers", standalone.folder)):
-        files = [path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".py", ".pem")]
-        places[name] = b"".join(path.read_bytes() for path in files if "python" not in path.parts)
-    # Each place is one where it would be found: the page and the event log tell of this very job.
-    assert b"THE-MARK" in places["said"] and b"THE-MARK" in places["events"]
-    assert b"millrace" in places["logged"] and b"Executor" in places["workers"]
-    for text in (secret, secret.encode("unicode_escape").decode(), own.key.read_text().split("\n")[1]):
-        assert [name for name, content in places.items() if text.encode() in content] == []
+    assert b"millrace" in done.stderr
+    assert secured.shown_in(done, standalone) == []
+
+
+@pytest.mark.long
+@pytest.mark.kafka
+def test_a_login_of_the_jobs_own_config_is_shown_nowhere(standalone, secured, tmp_path):
+    cluster = {"bootstrap": [secured.address], "tier": "source", "security": secured.section}
+    config = tmp_path / "audit.yaml"
+    content = {
+        "clusters": {"safe": cluster},
+        "topics": [secured.topic],
+        "state": f"file://{tmp_path}/audit-state",
+        "spark": {**secured.settings, "spark.app.name": "THE-MARK"},
+    }
+    config.write_text(yaml.safe_dump(content))
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c", SECURED_JOB),
+            *("audit", "run", "--config", str(config), "--master", standalone.master),
+        ],
+        env=environment(standalone, AUDITOR_PASSWORD=PASSWORD),
+        capture_output=True,
+        timeout=patience(TIMEOUT_S),
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr[-3000:]
+    summary = json.loads((tmp_path / "audit-report" / "summary.json").read_text())
+    assert summary["run"]["records"] == 50, summary
+    assert secured.shown_in(done, standalone) == []
 
 
 WITHOUT = """

@@ -16,9 +16,10 @@ from millrace.broker.coordination.dynamic_configs import (
 from millrace.broker.coordination.metadata_cache import MetadataCache
 from millrace.broker.coordination.paths import DEFAULT_BROKER, TopicAssignment
 from millrace.broker.errors import InvalidConfig, InvalidRequest
+from millrace.broker.protocol.throttle_settings import OF_FOLLOWER, OF_LEADER, ThrottleSettings
 
-RATE = "follower.replication.throttled.rate"
-REPLICAS = "follower.replication.throttled.replicas"
+RATE = OF_FOLLOWER.rate
+SIDES = [("follower", OF_FOLLOWER), ("leader", OF_LEADER)]
 
 
 @pytest.mark.parametrize(
@@ -62,13 +63,18 @@ def test_setting_that_nobody_understands_weakens_no_other() -> None:
     assert bad.keys() == {"log.retention.ms", "num.partitions", "x"}
 
 
-def test_throttle_is_the_brokers_own_rate_over_that_of_all() -> None:
+@pytest.mark.parametrize(("side", "settings"), SIDES)
+def test_throttle_is_the_brokers_own_rate_over_that_of_all(side: str, settings: ThrottleSettings) -> None:
+    rate, replicas = f"{side}.replication.throttled.rate", f"{side}.replication.throttled.replicas"
+    other = "leader" if side == "follower" else "follower"
     cache = MetadataCache()
     for name in ("moving", "all", "free"):
         cache.set_assignment(name, TopicAssignment(uuid.uuid4(), {0: (1, 2), 1: (2, 3)}))
-    cache.set_config("moving", {REPLICAS: "0:2,1:3"})
-    cache.set_config("all", {REPLICAS: "*"})
-    assert replication_throttle(cache, 2) == (None, frozenset())
-    cache.broker_configs = {DEFAULT_BROKER: {RATE: "100"}, "3": {RATE: "7"}}
-    assert replication_throttle(cache, 2) == (100, {("moving", 0), ("all", 0), ("all", 1)})
-    assert replication_throttle(cache, 3) == (7, {("moving", 1), ("all", 0), ("all", 1)})
+    cache.set_config("moving", {replicas: "0:2,1:3"})
+    cache.set_config("all", {replicas: "*"})
+    cache.set_config("free", {f"{other}.replication.throttled.replicas": "*"})
+    cache.broker_configs = {"2": {f"{other}.replication.throttled.rate": "1"}}
+    assert replication_throttle(cache, 2, settings) == (None, frozenset())
+    cache.broker_configs = {DEFAULT_BROKER: {rate: "100"}, "3": {rate: "7"}}
+    assert replication_throttle(cache, 2, settings) == (100, {("moving", 0), ("all", 0), ("all", 1)})
+    assert replication_throttle(cache, 3, settings) == (7, {("moving", 1), ("all", 0), ("all", 1)})

@@ -34,7 +34,10 @@ class Parts:
             partitions=self.hosted,
         )
         replicas: Any = SimpleNamespace(
-            hosted=hosted, set_replication_throttle=lambda *_: None, on_disk=self._on_disk
+            hosted=hosted,
+            set_replication_throttle=lambda *_: None,
+            set_leader_throttle=lambda *_: None,
+            on_disk=self._on_disk,
         )
         self.opened: dict[tuple[str, int], object] = {}
         self.offline: dict[tuple[str, int], str] = {}
