@@ -68,7 +68,7 @@ from millrace.broker.replication.reading import (
 )
 from millrace.broker.replication.replica_fetcher import FetchLimits, ReplicaFetchers
 from millrace.broker.replication.slow_appends import Outcome, SlowAppends
-from millrace.broker.replication.throttle import ReplicationThrottle
+from millrace.broker.replication.throttle import LeaderThrottle
 from millrace.broker.storage.batch_validation import (
     Budget,
     CheckedBatch,
@@ -129,7 +129,7 @@ class ReplicaManager:
         self._metrics = metrics
         self._max_lag_ms = max_lag_ms
         self._steady_ms = steady_ms
-        self._leader_throttle = ReplicationThrottle()
+        self._leader_throttle = LeaderThrottle()
         self._registered: dict[int, int] | None = None
         self._checkpoints = HighWatermarkCheckpoints(logs.healthy_folders, logs.disk_failed)
         self._leading = Leading(
@@ -341,7 +341,7 @@ class ReplicaManager:
             follower_id = follower.broker_id
             if follower.is_first:
                 self._leading.fetched(local, follower, progress, offset)
-            if self._rests(local, follower_id):
+            if offset < end_offset and self._rests(local, follower_id):
                 return bounds_of(local)
         else:
             follower_id = NO_FOLLOWER
@@ -512,11 +512,11 @@ class ReplicaManager:
         self._leader_throttle.set(bytes_per_second, partitions)
 
     def _rests(self, local: LocalPartition, follower_id: int) -> bool:
-        """Whether what a follower that catches up asks for is held back until more was paid back."""
+        """Whether what a follower that catches up asks for is held back: until more was paid back, or until
+        others had their turn."""
         if not self._leader_throttle.applies_to(local.key) or follower_id in local.replica.isr:
             return False
-        now = self._steady_ms() / 1000
-        return self._leader_throttle.resumes_at(local.key, now) > now
+        return not self._leader_throttle.gives(local.key, follower_id, self._steady_ms() / 1000)
 
     def _given(self, local: LocalPartition, follower_id: int, read: PartitionRead) -> PartitionRead:
         if follower_id != NO_FOLLOWER and read.records and self._leader_throttle.applies_to(local.key):

@@ -5,11 +5,16 @@ A bucket of one second's bytes that may be overdrawn by one answer: then the par
 back, so that the rate holds on the average, as with Apache Kafka's throttles (KIP-73). A replica that is in
 sync is not held back: what it takes empties the bucket and leaves no debt, or one that falls out of sync
 after hours above the rate would be held back for hours.
+
+A leader gives by turns. An answer may owe many seconds, and whoever got it rests as long as the leader does
+when it has a rate of its own: it would ask again at the very moment when the leader may give again, each
+time before those who poll for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from math import inf
 
 from millrace.broker.protocol.topic_partition import TopicPartition
 
@@ -53,3 +58,38 @@ class ReplicationThrottle:
         free_from = max(self._free_from, now - 1.0)
         owed = free_from + size / self._rate
         self._free_from = min(owed, max(free_from, now)) if in_sync else owed
+
+
+WAITING_SECONDS = 5.0
+"""Who was refused and has not asked again for so long does not wait any more: it died, or needs nothing. A
+follower asks every `replica.fetch.wait.max.ms`, half a second as a rule."""
+
+
+class LeaderThrottle(ReplicationThrottle):
+    """What a leader gives to followers that catch up: of those who wait, the one that was given something
+    longest ago is next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting: dict[int, float] = {}
+        """Followers that were refused, and when they asked last."""
+        self._given: dict[int, float] = {}
+        """When it was a follower's turn last."""
+
+    def gives(self, key: TopicPartition, follower_id: int, now: float) -> bool:
+        """Whether the follower gets what it asks for now. It must be there to be given: a turn is taken by
+        the answer True, whatever becomes of it."""
+        if not self.applies_to(key):
+            return True
+        self._waiting = {
+            other: asked for other, asked in self._waiting.items() if asked > now - WAITING_SECONDS
+        }
+        mine = self._given.get(follower_id, -inf)
+        if self.resumes_at(key, now) > now or any(
+            self._given.get(other, -inf) < mine for other in self._waiting if other != follower_id
+        ):
+            self._waiting[follower_id] = now
+            return False
+        self._waiting.pop(follower_id, None)
+        self._given[follower_id] = now
+        return True

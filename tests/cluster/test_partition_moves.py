@@ -95,7 +95,7 @@ def test_throttled_move_is_slow_can_be_listed_and_called_off(three: ThreeBrokers
     three.create_on("t", (1,))
     produce_numbers(three.bootstrap, "t", 10_000, size=1_000)
     said = millrace(
-        *("topics", "reassign", "t", "--brokers", "2,3", "-r", "2", "--throttle", "100000"),
+        *("topics", "reassign", "t", "--brokers", "2,3", "-r", "2", "--throttle", "300000"),
         bootstrap=three.bootstrap,
     )
     assert "the throttle stays until" in said
@@ -104,7 +104,7 @@ def test_throttled_move_is_slow_can_be_listed_and_called_off(three: ThreeBrokers
     replicas, adding, removing = three.moving()["t", 0]
     assert (set(replicas), set(adding), removing) == ({1, 2, 3}, {2, 3}, (1,))
     assert "2,3" in millrace("topics", "reassign", "--list", bootstrap=three.bootstrap)
-    # 10 MB at 100 KB/s take 100 s: it is still under way, and serves.
+    # 10 MB at 300 KB/s take 33 s, and twice that for two from one leader: it is still under way, and serves.
     produce_numbers(three.bootstrap, "t", 1)
     assert three.partitions("t")[0].leader_id == 1
     assert three.reassign("t", {0: (1, 1)}) == {0: InvalidReplicaAssignment.code}
@@ -113,8 +113,8 @@ def test_throttled_move_is_slow_can_be_listed_and_called_off(three: ThreeBrokers
         7: UnknownTopicOrPartition.code,
     }
     eventually(lambda: held_by(three.brokers[2], "t") > held, "some of it comes")
-    # A bucket may hold a second's worth, and a fetch brings a batch at least.
-    most = 100_000 * (time.monotonic() - begun + 2) + 200_000
+    # A bucket may hold a second's worth, and an answer of `replica.fetch.max.bytes` may overdraw it.
+    most = 300_000 * (time.monotonic() - begun + 2) + (1 << 20)
     assert held_by(three.brokers[2], "t") - held <= most < 10_000_000
     assert "called off 1 partition" in millrace("topics", "reassign", "--cancel", bootstrap=three.bootstrap)
     eventually(lambda: three.moving() == {}, "nothing moves any more")

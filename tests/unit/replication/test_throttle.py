@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millrace.broker.replication.throttle import ReplicationThrottle
+from millrace.broker.replication.throttle import WAITING_SECONDS, LeaderThrottle, ReplicationThrottle
 
 MOVING, STAYING = ("t", 0), ("t", 1)
 
@@ -56,3 +56,49 @@ def test_who_is_in_sync_takes_from_the_bucket_and_leaves_no_debt() -> None:
     quiet.consume(MOVING, 800, 50.0, in_sync=True)
     quiet.consume(MOVING, 900, 50.0, in_sync=False)
     assert quiet.resumes_at(MOVING, 50.0) > 50.0, "what it took is not there for others"
+
+
+RATE, ANSWER = 100_000, 1 << 20
+
+
+def test_a_leader_gives_by_turns_to_one_that_polls_and_one_that_rests_as_long_as_it_does() -> None:
+    """The one that has a rate of its own asks again at the very moment when the leader's debt is paid."""
+    leader, own = LeaderThrottle(), ReplicationThrottle()
+    leader.set(RATE, [MOVING])
+    own.set(RATE)
+    turns, asks = "", {"rests": 100.0, "polls": 100.1}
+    numbers = {"rests": 2, "polls": 3}
+    while len(turns) < 20:
+        who = min(asks, key=lambda each: asks[each])
+        now = asks[who]
+        asks[who] = now + 0.5
+        if leader.gives(MOVING, numbers[who], now):
+            leader.consume(MOVING, ANSWER, now, in_sync=False)
+            turns += who[0]
+            if who == "rests":
+                own.consume(MOVING, ANSWER, now, in_sync=False)
+                asks[who] = own.resumes_at(MOVING, now)
+    assert turns == "rp" * 10
+    assert now - 100 < 19 * ANSWER / RATE + 20 * 0.5, "and its rate is not left unused"
+
+
+def test_a_turn_that_is_not_taken_passes_on() -> None:
+    """A follower that died while it waited, and one that lost interest."""
+    leader = LeaderThrottle()
+    leader.set(RATE, [MOVING])
+    assert leader.gives(MOVING, 2, 100.0)
+    leader.consume(MOVING, ANSWER, 100.0, in_sync=False)
+    assert not leader.gives(MOVING, 3, 108.0)
+    paid_back = leader.resumes_at(MOVING, 108.0) + 0.01
+    assert not leader.gives(MOVING, 2, paid_back), "3 is next"
+    assert leader.gives(MOVING, 2, 108.0 + WAITING_SECONDS)
+    assert leader.gives(STAYING, 4, paid_back), "what is not throttled has no turns"
+
+
+def test_all_that_a_follower_asks_for_is_one_turn_as_long_as_nobody_waits() -> None:
+    leader = LeaderThrottle()
+    leader.set(RATE)
+    for key in (MOVING, STAYING):
+        assert leader.gives(key, 2, 100.0)
+        leader.consume(key, 1_000, 100.0, in_sync=False)
+    assert leader.gives(MOVING, 3, 100.1)
