@@ -35,7 +35,7 @@ from millrace.audit.contract.group_counts import TIER_PREFIX
 from millrace.audit.contract.sequence_set import to_ranges
 from millrace.audit.keeping.state import StateFolder
 from millrace.audit.keeping.state_files import open_files
-from millrace.audit.keeping.verdict_files import own_lines, read_spans
+from millrace.audit.keeping.verdict_files import own_lines, read_spans, resting_spans
 from millrace.audit.keeping.waivers import is_stream, pruned_beside, read_waivers, standing_waivers
 from millrace.audit.reconciliation.neighbours import Neighbourhood
 from millrace.audit.reconciliation.verdict_rows import iso_time
@@ -83,10 +83,10 @@ def _explained(config: AuditConfig, topic: str, window: str, report: Path) -> di
             )
     else:
         asked = parse_window(window)
-        rows = _rows_of_window(path, topic, asked)
+        rows = _rows_of_window(path, topic, asked) or state.rows_at_rest(topic, asked)
     pruned = None if asked is None else state.pruned(topic, asked)
     if not rows and pruned is None:
-        raise ConfigError("window", window, _known_windows(path, topic, asked or 0))
+        raise ConfigError("window", window, _known_windows(path, state, topic, asked or 0))
     start_ms, window_ms = _span_of(rows or ([pruned] if pruned else []))
     streams = sorted({row["stream"] for row in rows})
     cells = [] if start_ms is None or not streams else state.cells(topic, start_ms, window_ms, streams)
@@ -166,10 +166,10 @@ def _is_of(cell: Cell, row: Mapping[str, Any]) -> bool:
     return cell.stream == row["stream"] and start_ms <= cell.window_start_ms < start_ms + row["window_ms"]
 
 
-def _known_windows(path: Path, topic: str, at_ms: int) -> str:
+def _known_windows(path: Path, state: _State, topic: str, at_ms: int) -> str:
     """What to ask for instead: the nearest windows of the topic."""
     table = pq.read_table(path, columns=["window_start_ms"], filters=pc.field("topic") == topic)
-    starts = pc.unique(table["window_start_ms"]).drop_null().to_pylist()
+    starts = [*pc.unique(table["window_start_ms"]).drop_null().to_pylist(), *state.near_at_rest(topic, at_ms)]
     if not starts:
         return f"a window of topic {topic}, of which the last report has none"
     nearest = sorted(sorted(starts, key=lambda start: abs(start - at_ms))[:_NEAREST])
@@ -206,12 +206,38 @@ class _State:
         )
         for line in table.filter(here).slice(0, 1).to_pylist():
             return dict(line)
-        here = pc.and_(pc.less_equal(spans["start_ms"], at_ms), pc.greater(spans["end_ms"], at_ms))
-        for span in spans.filter(here).slice(0, 1).to_pylist():
+        for span in spans.filter(_hold(spans, at_ms)).slice(0, 1).to_pylist():
             window_ms = span["window_ms"]
             begun = (at_ms - span["start_ms"]) // window_ms
             return {**span, "window_start_ms": span["start_ms"] + begun * window_ms}
         return None
+
+    def rows_at_rest(self, topic: str, at_ms: int) -> list[dict[str, Any]]:
+        """The rows of a window that the report has none of, because it is at rest."""
+        start, end = pc.field("window_start_ms"), pc.field("window_start_ms") + pc.field("window_ms")
+        wanted = (pc.field("topic") == topic) & (start <= at_ms) & (end > at_ms)
+        found: list[dict[str, Any]] = []
+        try:
+            folder = self._open()
+            for each in folder.latest().resting:
+                spans = resting_spans(folder, [each], [topic])
+                if spans.num_rows and pc.any(_hold(spans, at_ms)).as_py():
+                    tables = [folder.read_table(name, wanted) for name in each.rows]
+                    found += [row for table in tables for row in table.to_pylist()]
+        except (MillraceError, OSError) as problem:
+            self.problem = str(problem)
+        return found
+
+    def near_at_rest(self, topic: str, at_ms: int) -> list[int]:
+        """The beginnings of windows at rest: of each stretch of them that which is nearest."""
+        try:
+            folder = self._open()
+            spans = resting_spans(folder, folder.latest().resting, [topic]).to_pylist()
+        except (MillraceError, OSError) as problem:
+            self.problem = str(problem)
+            return []
+        last = [(each["start_ms"], each["end_ms"] - each["window_ms"], each["window_ms"]) for each in spans]
+        return [first + (min(max(at_ms, first), end) - first) // step * step for first, end, step in last]
 
     def waivers(self, report: Path, report_at: str | None, topic: str) -> list[dict[str, Any]]:
         """What people waived of the topic until now, by what the last report says of it and what is left of
@@ -238,11 +264,21 @@ class _State:
         found: list[Cell] = []
         try:
             folder = self._open()
-            for name in folder.latest().cells:
+            latest = folder.latest()
+            names = list(latest.cells)
+            for each in latest.resting:
+                if pc.any(_hold(resting_spans(folder, [each], [topic]), start_ms)).as_py():
+                    names += each.cells
+            for name in names:
                 found.extend(cells_of(folder.read_table(name, wanted)))
         except (MillraceError, OSError) as problem:
             self.problem = str(problem)
         return found
+
+
+def _hold(spans: pa.Table, at_ms: int) -> pa.ChunkedArray:
+    """Which of the spans the time lies in."""
+    return pc.and_(pc.less_equal(spans["start_ms"], at_ms), pc.greater(spans["end_ms"], at_ms))
 
 
 def _pruned(line: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,12 +26,13 @@ import contextlib
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from millrace.audit.config import AuditConfig
@@ -40,11 +41,12 @@ from millrace.audit.keeping import upkeep
 from millrace.audit.keeping.state import Commit, StateFolder, UnreadNote
 from millrace.audit.keeping.state_files import is_remote
 from millrace.audit.keeping.untrusted_waivers import read_accepted
-from millrace.audit.keeping.verdict_files import own_lines, read_spans
+from millrace.audit.keeping.verdict_files import RowFiles, own_lines, read_spans
 from millrace.audit.keeping.waivers import read_waivers, standing_waivers
 from millrace.audit.keeping.work_folder import work_folder
 from millrace.audit.reconciliation.horizon import DEFAULT_HORIZON_MS, split_older
 from millrace.audit.reconciliation.reconcile import ClusterPartition, Passage
+from millrace.audit.reconciliation.row_keys import WINDOW
 from millrace.audit.reconciliation.row_parts import Beside, Rows, View
 from millrace.audit.reconciliation.settled import (
     LINE_COLUMNS,
@@ -55,14 +57,22 @@ from millrace.audit.reconciliation.settled import (
     rows_of,
     unnumbered,
 )
+from millrace.audit.reconciliation.spans import NO_SPANS, inside
 from millrace.audit.reconciliation.verdict_rows import Reconciler, iso_time, verdict_rows
 from millrace.audit.report import notes
 from millrace.audit.report.failure import FILE_NAME as LAST_FAILURE
 from millrace.audit.report.failure import system_sentence
-from millrace.audit.report.folder import TOLD_OF_FAILURE, note_failure, read_told, write_report
+from millrace.audit.report.folder import (
+    TOLD_OF_FAILURE,
+    RowsAtRest,
+    note_failure,
+    read_told,
+    write_report,
+)
 from millrace.audit.report.place import Report, report_at
 from millrace.audit.report.summary import Cost, exit_status, summarise
-from millrace.audit.runs import backfill, fact_rows
+from millrace.audit.runs import backfill, fact_rows, resting
+from millrace.audit.runs.at_rest import AtRest, as_pruned, restored
 from millrace.audit.runs.backfill import TimeRange
 from millrace.audit.runs.capture import capture, settle_claims
 from millrace.audit.runs.copied_headers import foreign_counts, foreign_notes
@@ -71,6 +81,7 @@ from millrace.audit.runs.fact_rows import PrunedWindows
 from millrace.audit.runs.next_commit import keep_verdicts, kept_facts, leaving_no_trace, next_commit
 from millrace.audit.runs.reading_plan import plan_backfill, plan_ranges
 from millrace.audit.runs.reconciling import reconciler_of, roster_of, streams_of, tiers_of
+from millrace.audit.runs.resting_files import read_sums
 from millrace.audit.runs.run import Findings, Run
 from millrace.audit.runs.state_checks import check_clusters, check_names, check_place, check_window
 from millrace.audit.runs.untrusted import Doubts, doubts_of
@@ -193,8 +204,9 @@ def _run(
             with meter.telling(step.tell):
                 cells = _count(session, run, meter, work)
             step("reconciling")
-            after = next_commit(run, cells)
-            rows = _reconcile(session, run, after, cells)
+            after, rows = _reconciled(run, cells, step)
+            run.resting = list(run.at_rest.asleep)
+            run.sums = read_sums(state, [each.files for each in run.resting])
             tail = counts_of(cells.notes(tail=True), NOTE_UNTRUSTED)
             accepted, now_ms = read_accepted(state), run.now_ms
             doubts = doubts_of(
@@ -208,6 +220,8 @@ def _run(
             if only is None:
                 step("keeping the state")
                 keep_verdicts(run, after, cells, found)
+            apart = _rows_at_rest(run, found)
+            summary |= apart.told()
             read = meter.records, meter.bytes
             count, size = state.size(before if only is not None else after)
             spark.release()
@@ -217,7 +231,7 @@ def _run(
                 known = after.number
             step("writing the report")  # of rows that go with the run, if it learnt nothing
             cost = Cost(*read, round(time.monotonic() - begun_s, 3), size, count)
-            problem = _report(run, found, {**summary, "run": asdict(cost)}, report, known)
+            problem = _report(run, found, {**summary, "run": asdict(cost)}, report, known, apart)
     return JobResult(exit_status(summary), summary, problem, cost)
 
 
@@ -235,10 +249,12 @@ def _prepare(
     origins: dict[str, set[str]] = {}
     told: Told = {}
     pruned: dict[str, PrunedWindows] = {}
+    at_rest = AtRest()
     if before.events:
         facts = state.read_table(before.events)
         origins, told = fact_rows.restore(facts, ledger)
         pruned = fact_rows.restore_pruned(facts)
+        at_rest = restored(before, state, fact_rows.restore_pruned(facts, "resting"))
     for kept in [*before.gaps, *before.tiers]:
         event = kept_event(kept)
         if event is not None:
@@ -249,13 +265,16 @@ def _prepare(
     check_clusters(config, before, captured.cluster_ids)
     for stream, clusters in origins.items():
         captured.origins.setdefault(stream, set()).update(clusters)
-    if only is not None:
+    if only is not None:  # which has no use for evidence that is kept
+        pruned, at_rest = as_pruned(pruned, at_rest), AtRest()
         pruned = backfill.left_pruned(pruned, ledger, only)
     settle_claims(captured, before)
     topic_of = {facts.stream: facts.topic for facts in streams_of(config, captured)}
     late = upkeep.forget_pruned(ledger, pruned, topic_of)
     plan = plan_ranges if only is None else plan_backfill
     ranges, unread = plan(captured, config, before)
+    waking = resting.to_wake(at_rest, state, config, captured, unread, before.resting_by, captured.taken_ms)
+    resting.wake(at_rest, waking, state, ledger)
     number = before.number + 1
     return Run(
         config=config,
@@ -267,10 +286,11 @@ def _prepare(
         name=f"{number:08d}-{uuid.uuid4().hex[:8]}",
         ranges=ranges,
         unread=unread,
-        facts=kept_facts(config, captured, pruned),
+        facts=kept_facts(config, captured, pruned, at_rest.left),
         pruned=pruned,
         late=late,
         only=only,
+        at_rest=at_rest,
     )
 
 
@@ -285,7 +305,28 @@ def _count(spark: SparkSession, run: Run, meter: ReadMeter, work: Path) -> RunCe
     return cells
 
 
-def _reconcile(spark: SparkSession, run: Run, after: Commit, cells: RunCells) -> Rows:
+def _reconciled(run: Run, cells: RunCells, step: RunSteps) -> tuple[Commit, Rows]:
+    """The state as the run found it, and every stream's verdicts: made once more where records came for what
+    was at rest."""
+    reports_late, is_again = run.late, False
+    while True:
+        run.late = dict(reports_late)
+        after = next_commit(run, cells)
+        rows = _reconcile(run, after, cells)
+        hit = resting.hit_by(run.at_rest, rows)
+        if not hit:
+            return after, rows
+        hit = list(run.at_rest.asleep) if is_again else hit  # or it might come to that once more
+        is_again = True
+        step("reconciling once more, for what came for windows at rest")
+        resting.wake(run.at_rest, hit, run.state, run.captured.ledger)
+        run.facts = kept_facts(run.config, run.captured, run.pruned, run.at_rest.left)
+        facts = cells.again("events", ".parquet")
+        run.state.write_table(facts, run.facts)
+        cells.go_on_from(run.kept.cells, facts)
+
+
+def _reconcile(run: Run, after: Commit, cells: RunCells) -> Rows:
     """Every stream's verdicts, from the cells on disk and the facts, and the roster's; with their revisions,
     and with the lines that are carried on. Executors write them; the driver reads what was written."""
     doubts = unread_of(cells.notes(tail=True), run.captured.vanished_ms)
@@ -293,14 +334,15 @@ def _reconcile(spark: SparkSession, run: Run, after: Commit, cells: RunCells) ->
     sources = run.config.sources()
     arrivals = {name: cells.passages(run.captured.pins, sources, name) for name in foreign}
     before = run.before.verdicts if run.only is None else None
-    rows = cells.reconcile(_reconciler(run, after, doubts, arrivals), before)
+    rows = cells.reconcile(_reconciler(run, after, doubts, arrivals), before, run.at_rest)
     run.row_files = list(rows.files)
     run.foreign = foreign_counts(rows)
     late = upkeep.late_counts(rows) if run.only is None else {}  # a backfill reads all of it again
     run.late_again = upkeep.late_counts(rows, again=True) if late else {}
     for what, count in late.items():
         run.late[what] = run.late.get(what, 0) + count
-    roster = verdict_rows(roster_of(run.config, run.captured, rows, run.pruned, run.now_ms))
+    pruned = as_pruned(run.pruned, run.at_rest)
+    roster = verdict_rows(roster_of(run.config, run.captured, rows, pruned, run.now_ms, run.at_rest.spans))
     if run.only is not None:
         return Beside(rows, unnumbered(roster))
     owed, run.pruned_lines = own_lines(run.state, run.before.verdicts, run.config.topics)
@@ -339,7 +381,7 @@ def _judge(run: Run, numbered: Rows, doubts: Doubts) -> Findings:
         [each.waiver for each in standing if each.stands],
         run.config.topics,
         over_ms=run.now_ms - run.config.grace_ms,
-        spans=run.spans,
+        spans=pa.concat_tables([run.spans, run.at_rest.spans]),
     )
     watermarks = doubts.held(watermarks, run.before.watermarks)
     deciding, older = split_older(rows, run.since_ms)
@@ -354,7 +396,8 @@ def _summary(run: Run, after: Commit, cells: RunCells, found: Findings) -> dict[
     doubts = found.doubts
     waived = doubts.waived()
     lines = View(found.numbered, lines_of, LINE_COLUMNS, makes=True)
-    revisions, revised_more = revisions_of(lines)
+    told = [each.told for each in run.sums]
+    revisions, revised_more = revisions_of(lines, [each["revised"] for each in told])
     summary = summarise(
         found.deciding,
         tiers=tiers_of(run.config),
@@ -378,6 +421,7 @@ def _summary(run: Run, after: Commit, cells: RunCells, found: Findings) -> dict[
         revisions=revisions,
         revised_more=revised_more,
         notes=_notes(run, doubts),
+        resting=[each["tally"] for each in told],
     )
     back = steps_back(run.told, found.watermarks)
     if back:
@@ -398,14 +442,38 @@ def _notes(run: Run, doubts: Doubts) -> list[str]:
     return notes.told(told)
 
 
-def _report(run: Run, found: Findings, summary: Mapping[str, Any], report: Report, known: int) -> str:
+def _rows_at_rest(run: Run, found: Findings) -> RowsAtRest:
+    """The files that the report has beside the rows that were judged. What has ended to rest with this run is
+    told by it once more, as rows are that it has pruned; what came to rest with it, it has judged."""
+    came = [each for each in run.at_rest.asleep if each not in run.resting]
+    files: dict[str, Rows] = {}
+    for each in run.resting:
+        rows = RowFiles(run.state, each.files.rows)
+        files[each.files.name] = View(rows, partial(inside, spans=each.spans), [*WINDOW, "state"])
+    for each in came:
+        files[each.files.name] = View(found.rows, partial(inside, spans=each.spans), WINDOW)
+    leaving = pa.concat_tables([NO_SPANS, *(each.spans for each in came)])
+    return RowsAtRest(run.sums, leaving, files)
+
+
+def _report(
+    run: Run,
+    found: Findings,
+    summary: Mapping[str, Any],
+    report: Report,
+    known: int,
+    apart: RowsAtRest,
+) -> str:
     """Tell what was found, unless a run that learnt more than commit `known` has told it meanwhile: its look
     is newer. Returns what went wrong with it."""
     latest = _newest(run, known)
     if latest > known:
         return f"run {latest} of another audit job has ended meanwhile; its report and watermarks stay"
+    there = report.names()
     with report.staged((LAST_FAILURE,)) as folder:
-        problem = _tell(run, found, summary, folder)
+        problem = _tell(run, found, summary, folder, apart, there)
+    for name in apart.stale(there):
+        report.remove(name)
     with contextlib.suppress(MillraceError, OSError):  # it is told, whatever becomes of the state
         latest = _newest(run, known)
     if latest > known:  # files of the two may have taken each other's place
@@ -419,7 +487,14 @@ def _newest(run: Run, known: int) -> int:
     return run.state.latest().number if run.only is None else known
 
 
-def _tell(run: Run, found: Findings, summary: Mapping[str, Any], folder: Path) -> str:
+def _tell(
+    run: Run,
+    found: Findings,
+    summary: Mapping[str, Any],
+    folder: Path,
+    apart: RowsAtRest,
+    there: Collection[str],
+) -> str:
     """Write the report and the watermarks; returns what went wrong with telling ZooKeeper."""
     if run.only is None:
         path = folder / WATERMARKS_FILE
@@ -429,7 +504,7 @@ def _tell(run: Run, found: Findings, summary: Mapping[str, Any], folder: Path) -
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-    write_report(folder, summary, found.rows)
+    write_report(folder, summary, found.rows, apart, there)
     if run.only is not None or run.config.zookeeper is None:
         return ""
     from millrace.audit.runs.watermark_znode import publish

@@ -25,16 +25,17 @@ import pyarrow.compute as pc
 from millrace.audit.config import AuditConfig
 from millrace.audit.keeping.state import StateFolder
 from millrace.audit.keeping.untrusted_waivers import read_accepted, standing_accepted, told_untrusted
-from millrace.audit.keeping.verdict_files import SettledLines, read_spans
+from millrace.audit.keeping.verdict_files import SettledLines, read_spans, resting_spans
 from millrace.audit.keeping.waivers import read_waivers, standing_waivers
 from millrace.audit.reconciliation.row_parts import Rows, parts_of
 from millrace.audit.reconciliation.spans import window_counts
 from millrace.audit.reconciliation.verdict_rows import iso_time
-from millrace.audit.reconciliation.verdicts import VERDICTS
+from millrace.audit.reconciliation.verdicts import VERDICTS, Verdict
 from millrace.audit.report.failure import FILE_NAME as LAST_FAILURE
 from millrace.audit.report.folder import read_told
 from millrace.audit.report.place import report_at
 from millrace.audit.report.text import byte_size, visible
+from millrace.audit.runs.resting_files import read_sums
 
 WIDTH = 79
 
@@ -43,7 +44,7 @@ def read_status(config: AuditConfig) -> dict[str, Any]:
     """Raises StateDamaged, DataFolderNotWritable."""
     state = StateFolder.look(config.state, config.spark)
     latest = state.latest()
-    settled = SettledLines(state, latest.verdicts)
+    settled = SettledLines(state, latest.verdicts, resting_spans(state, latest.resting))
     standing = standing_waivers(read_waivers(state), settled)
     files, size = state.size(latest)
     topics: dict[str, dict[str, Any]] = {}
@@ -67,10 +68,15 @@ def read_status(config: AuditConfig) -> dict[str, Any]:
             held["pruned"] += row["count_all"]
         else:
             held["windows"][row["verdict"]] = held["windows"].get(row["verdict"], 0) + row["count_all"]
+    for each in read_sums(state, latest.resting):
+        for told in each.told["tally"]["topics"]:
+            if told["topic"] in topics:
+                windows, proven = topics[told["topic"]]["windows"], str(Verdict.PROVEN)
+                windows[proven] = windows.get(proven, 0) + told["windows"]
     with report_at(config.report, config.spark).reading(("summary.json", LAST_FAILURE)) as folder:
         report, failure = read_told(folder, "summary.json"), read_told(folder, LAST_FAILURE)
-    told = {each["what"]: each["count"] for each in report.get("untrusted", ())}
-    doubts = told_untrusted(latest, told)
+    counts = {each["what"]: each["count"] for each in report.get("untrusted", ())}
+    doubts = told_untrusted(latest, counts)
     return {
         "state": state.where,
         "run": latest.number,

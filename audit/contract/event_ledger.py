@@ -114,7 +114,7 @@ class StreamFacts:
             if not older.acknowledged.issubset(newer.acknowledged) or newer.count < older.count:
                 self.conflict("a newer report takes back what an older one acknowledged")
             self.windows[event.window_start_ms] = newer
-        elif _says(event) != _says(known):
+        elif says(event) != says(known):
             self.conflict(f"two different reports with number {event.report} for one window")
 
     def learn_plain(self, told: PlainText) -> bool:
@@ -166,7 +166,8 @@ class StreamFacts:
             self.conflict("the length of the windows changed under way: a stream keeps the one it began with")
 
 
-def _says(event: CountEvent) -> tuple[object, ...]:
+def says(event: CountEvent) -> tuple[object, ...]:
+    """All that a report says of its window's records."""
     sets = (event.acknowledged, event.ambiguous, event.failed)
     return (event.window_ms, event.count, event.ambiguous_count, event.digest, *sets)
 

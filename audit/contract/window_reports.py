@@ -220,6 +220,34 @@ class WindowReports(MutableMapping[int, CountEvent]):
         self._hold(known[stays], columns[stays])
         self._is_packed = False
 
+    def lay_aside(self, starts: np.ndarray) -> bytes:
+        """Take the plain reports of these windows out; returns them as `pack` does."""
+        known, columns = self.plain()
+        goes = np.isin(known, starts)
+        taken = WindowReports()
+        taken._teller = self._teller
+        taken._hold(known[goes], columns[goes])
+        taken._is_packed = False
+        self._hold(known[~goes], columns[~goes])
+        self._is_packed = False
+        return taken.pack()
+
+    def put_back(self, packed: bytes, stream: str) -> list[CountEvent]:
+        """Take what `lay_aside` returned in again. Returns those that it does not: who has reports of these
+        windows by now, or of another teller, must ask the rules (`StreamFacts.learn_count`)."""
+        taken = WindowReports()
+        teller = taken.adopt(packed, stream)
+        starts, columns = taken.plain()
+        if self._teller is None and not len(self):
+            self.are_of(teller)
+        if teller != self._teller or not set(starts.tolist()).isdisjoint(self):
+            return [taken[start_ms] for start_ms in taken]
+        known, before = self.plain()
+        self._hold(np.concatenate([known, starts]), np.concatenate([before, columns]))
+        self._last_ms = max(self._last_ms, int(starts[-1]))
+        self._is_packed = False
+        return []
+
     def __getitem__(self, start_ms: int) -> CountEvent:
         found = self._others.get(start_ms) or self._late.get(start_ms)
         if found is not None:

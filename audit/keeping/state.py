@@ -55,6 +55,7 @@ VERSIONS = {
     8: "what came again in a cell as sets, which older programs would not see",
     9: "producers' plain reports packed, which older programs would not see",
     10: "proven windows of days that are long over summed up, which older programs would not see",
+    11: "windows at rest, which older programs would not see",
 }
 """What each version of the format added."""
 STATE_VERSION = max(VERSIONS)
@@ -106,6 +107,47 @@ class UnreadNote:
     epoch: int = -1
 
 
+@dataclass(frozen=True, slots=True)
+class Resting:
+    """Windows that one fold laid to rest, at `at_ms` (`runs.resting`), as paths relative to the state: the
+    `rows` that a run made of them (other rows in these files are of later files), their `cells`, and in a
+    `folder` what is left of their streams, their spans, and what the report needs of them."""
+
+    at_ms: int
+    folder: str
+    rows: tuple[str, ...]
+    cells: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Of the run."""
+        return self.folder.rpartition("/")[2]
+
+    @property
+    def facts(self) -> str:
+        return f"{self.folder}/resting-facts.parquet"
+
+    @property
+    def spans(self) -> str:
+        return f"{self.folder}/resting-spans.parquet"
+
+    @property
+    def squares(self) -> str:
+        return f"{self.folder}/resting-squares.parquet"
+
+    @property
+    def producers(self) -> str:
+        return f"{self.folder}/resting-producers.parquet"
+
+    @property
+    def sums(self) -> str:
+        return f"{self.folder}/resting-sums.json"
+
+    def files(self) -> list[str]:
+        told = (self.facts, self.spans, self.squares, self.producers, self.sums)
+        return [*self.rows, *self.cells, *told]
+
+
 @dataclass(slots=True)
 class Commit:
     """The whole state as of one run. `cells`, `events` and `verdicts` are paths relative to the state.
@@ -117,7 +159,7 @@ class Commit:
     may be pruned. `clusters` {name: Kafka's id of the cluster} are those that were counted, as far as they
     have one. `events_read` {partition's key: position} is how far the events topics were read, `events_ways`
     what that went by, `events_doubted` (partition's key, offset, what) of them could not be believed and are
-    still there (`event_reading`).
+    still there (`event_reading`). `resting` are windows at rest, which were judged by `resting_by`.
     """
 
     number: int = 0
@@ -142,6 +184,8 @@ class Commit:
     events_read: dict[str, ReadPosition] = field(default_factory=dict)
     events_ways: list[str] = field(default_factory=list)
     events_doubted: list[tuple[str, int, Distrusted]] = field(default_factory=list)
+    resting: list[Resting] = field(default_factory=list)
+    resting_by: str = ""
 
     def knows_as_much_as(self, other: Commit) -> bool:
         """Whether the two differ in nothing but their number, their time and the names of equal files."""
@@ -153,7 +197,8 @@ class Commit:
 
     def files(self) -> list[str]:
         """Everything that the commit names."""
-        return [name for name in (*self.cells, self.events, *self.verdicts) if name]
+        resting = [name for each in self.resting for name in each.files()]
+        return [name for name in (*self.cells, self.events, *self.verdicts, *resting) if name]
 
 
 def _content(commit: Commit) -> dict[str, Any]:
@@ -460,6 +505,10 @@ def _commit_of(body: Mapping[str, Any]) -> Commit:
     fields["events_read"] = {key: _position_of(each) for key, each in fields.get("events_read", {}).items()}
     fields["events_doubted"] = [
         (place, offset, Distrusted(**each)) for place, offset, each in fields.get("events_doubted", ())
+    ]
+    fields["resting"] = [
+        Resting(**each | {"rows": tuple(each["rows"]), "cells": tuple(each["cells"])})
+        for each in fields.get("resting", ())
     ]
     return Commit(**fields)
 

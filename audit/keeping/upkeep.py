@@ -55,8 +55,9 @@ from millrace.audit.scanning.cell_rows import NOTE_UNAUDITED
 
 FOLD_FILES = 64
 """so many loose files of cells (`RunCells.loose_files`) are folded into few"""
-FOLD_EVERY_MS = 86_400_000
-"""cells of one record each, where keys are hashed, wait no longer to be united"""
+FOLD_EVERY_MS = 20 * 3_600_000
+"""cells of one record each, where keys are hashed, wait for so long to be united: a day, less what a daily
+run may be early"""
 LOOKS_A_KEEP = 30
 """pruning is looked at so many times in the time that evidence is kept"""
 
@@ -66,6 +67,7 @@ PRUNED = "PRUNED"
 """The state of a row that counts late records; such rows never leave the job."""
 
 _PLACE = ["stream", "window_start_ms"]
+_ENTRIES = pa.list_(pa.struct([("key", pa.string()), ("value", pa.int64())]))
 
 
 def is_due(before: Commit, file_count: int, keep_ms: int | None, now_ms: int) -> bool:
@@ -86,15 +88,16 @@ def prune(
     now_ms: int,
     window_ms: int,
     *,
+    sources: Collection[str] = (),
     places_decide: bool = False,
 ) -> pa.Table:
     """Add what may go to what is `pruned` of each stream; returns the lines that are left of these windows.
 
     `numbered` are this run's rows (`settled.NUMBERED_SCHEMA`): they are read part by part, without their
     details, which only windows that were waived are asked for. `earlier` are the lines of windows that were
-    pruned before, `held_back` is asked once something may go. `places_decide`: some mirror keeps no
-    positions, so that what arrived in a window tells of records of others that they come no more. The ledger
-    is for `forget_pruned`.
+    pruned before, `held_back` is asked once something may go; `sources` are the source clusters.
+    `places_decide`: some mirror keeps no positions, so that what arrived in a window tells of records of
+    others that they come no more. The ledger is for `forget_pruned`.
     """
     asked = functools.cache(held_back)
     whole = undecided_topics(numbered, waived) if places_decide else set()
@@ -108,7 +111,7 @@ def prune(
 
     staying = tied_windows(numbered, waived, may_go)
     lines = [SETTLED_SCHEMA.empty_table()]
-    waived_ones = []
+    waived_ones, places = [], []
     for part in parts_of(numbered, LINE_COLUMNS):
         going = may_go(part)
         going = going.filter(pc.invert(is_among(going.select(WINDOW), staying)))
@@ -116,6 +119,7 @@ def prune(
             continue
         _add_windows(pruned, going, window_ms)
         waived_ones.append(going.filter(pc.greater(going["unreported"], 0)).select(_PLACE))
+        places.append(going.select(_PLACE))
         windows = going.group_by(WINDOW).aggregate([]).to_pylist()
         left = without(
             pa.concat_tables([earlier, lines_of(part)]),
@@ -123,6 +127,7 @@ def prune(
         )
         lines.append(left.filter(is_among(left.select(WINDOW), going.select(WINDOW))))
     _add_unreported(pruned, numbered, waived_ones)
+    _add_sources(pruned, numbered, places, sources)
     return pa.concat_tables(lines)
 
 
@@ -215,6 +220,32 @@ def _add_unreported(pruned: dict[str, PrunedWindows], numbered: Rows, going: Seq
         for row in told.filter(is_among(told.select(_PLACE), places)).to_pylist():
             ranges = json.loads(row["detail"])["unreported"]
             pruned[row["stream"]].sequences |= from_ranges(tuple((first, last) for first, last in ranges))
+
+
+def _add_sources(
+    pruned: dict[str, PrunedWindows], numbered: Rows, going: Sequence[pa.Table], sources: Collection[str]
+) -> None:
+    """Where their records were is where the streams were produced to, also when no event says so."""
+    places = pa.concat_tables(going) if going else None
+    if places is None or not sources:
+        return
+    for part in parts_of(numbered, [*_PLACE, "state", "consumed"]):
+        rows = rows_of(part)
+        for stream, found in sources_of(rows.filter(is_among(rows.select(_PLACE), places)), sources).items():
+            pruned[stream].sources |= found
+
+
+def sources_of(rows: pa.Table, sources: Collection[str]) -> dict[str, set[str]]:
+    """{stream: those of the source clusters of which its rows tell that they had records}"""
+    rows = rows.select(["stream", "consumed"]).combine_chunks()
+    maps = rows["consumed"].combine_chunks()
+    of_row = pc.list_parent_indices(maps.cast(_ENTRIES))
+    told = pa.table({"stream": rows["stream"].take(of_row), "tier": maps.keys, "count": maps.items})
+    told = told.filter(pc.greater(told["count"], 0)).group_by(["stream", "tier"]).aggregate([])
+    found: dict[str, set[str]] = {}
+    for row in told.to_pylist():
+        found.setdefault(row["stream"], set()).update({*row["tier"].split("+")} & set(sources))
+    return found
 
 
 def claims_to_keep(
@@ -337,12 +368,19 @@ def doubted_streams(rows: Rows, waived: Collection[Target]) -> set[str]:
 
 
 def roster_streams(
-    roster: Collection[str], ledger: EventLedger, rows: Rows, grace_ms: int, now_ms: int
+    roster: Collection[str],
+    ledger: EventLedger,
+    rows: Rows,
+    grace_ms: int,
+    now_ms: int,
+    at_rest_ms: int | None = None,
 ) -> set[str]:
-    """Those without which another thing would be said of a producer of the `roster`."""
+    """Those without which another thing would be said of a producer of the `roster`. `at_rest_ms` is where
+    the first window at rest begins."""
     if not roster:
         return set()
-    return speaking_streams(roster, ledger.streams.values(), _oldest_ms(rows), grace_ms, now_ms)
+    known = [each for each in (_oldest_ms(rows), at_rest_ms) if each is not None]
+    return speaking_streams(roster, ledger.streams.values(), min(known, default=None), grace_ms, now_ms)
 
 
 def _is_over(facts: StreamFacts, grace_ms: int, now_ms: int) -> bool:

@@ -9,6 +9,7 @@
                                              the files of their days, and count no more
     verdicts/<run>/spans.parquet             what is left of the lines of days that are long over
                                              (`spans.SPAN_SCHEMA`)
+    verdicts/<run>/resting-….parquet         windows that came to rest with that run (`state.Resting`)
 
 Up to version 5 of the state `verdicts/<run>.parquet` had all lines, those of streams too, and no rows: it is
 read as a file of lines. Within a file rows are in the order of their windows, so that a stretch of time is
@@ -20,15 +21,16 @@ Called by `job`, `next_commit`, `spark_cells`, `status`, `explain` and `waivers`
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from millrace.audit.keeping.state import StateDamaged, StateFolder
+from millrace.audit.keeping.state import Resting, StateDamaged, StateFolder
 from millrace.audit.reconciliation.row_keys import WINDOW
 from millrace.audit.reconciliation.row_parts import in_order
 from millrace.audit.reconciliation.settled import (
@@ -41,7 +43,7 @@ from millrace.audit.reconciliation.settled import (
     lines_but,
     settled_now,
 )
-from millrace.audit.reconciliation.spans import SPAN_SCHEMA
+from millrace.audit.reconciliation.spans import SPAN_SCHEMA, outside
 from millrace.audit.reconciliation.verdicts import WindowState
 from millrace.broker.errors import MillraceError
 
@@ -85,6 +87,13 @@ def read_spans(state: StateFolder, names: Sequence[str], topics: Sequence[str] |
     return pa.concat_tables([SPAN_SCHEMA.empty_table(), *tables])
 
 
+def resting_spans(state: Tables, resting: Iterable[Resting], topics: Sequence[str] | None = None) -> pa.Table:
+    """The windows at rest (SPAN_SCHEMA), of these topics or of all. Raises StateDamaged."""
+    wanted = None if topics is None else pc.field("topic").isin(pa.array(list(topics), pa.string()))
+    tables = [state.read_table(each.spans, wanted).cast(SPAN_SCHEMA) for each in resting]
+    return pa.concat_tables([SPAN_SCHEMA.empty_table(), *tables])
+
+
 def _whole(lines: pa.Table) -> pa.Table:
     """An older program's lines do not tell what is open: nothing was open again."""
     if "open" not in lines.column_names:
@@ -93,6 +102,12 @@ def _whole(lines: pa.Table) -> pa.Table:
         told = pc.fill_null(lines[name], False)
         lines = lines.set_column(lines.schema.get_field_index(name), name, told)
     return lines.select(SETTLED_SCHEMA.names).cast(SETTLED_SCHEMA)
+
+
+class Tables(Protocol):
+    """Where tables are read (`StateFolder`)."""
+
+    def read_table(self, name: str, wanted: pc.Expression | None = None) -> pa.Table: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,10 +245,12 @@ class _reading:
 @dataclass(frozen=True, slots=True)
 class SettledLines:
     """The settled lines of a commit's `verdicts` (SETTLED_SCHEMA), as `row_parts.Parted`; they have no
-    `state`, for all are settled. A pruned window's line is not in the part of what came for it since."""
+    `state`, for all are settled. A pruned window's line is not in the part of what came for it since. None is
+    of a window that is `resting` (SPAN_SCHEMA)."""
 
     state: StateFolder
     names: Sequence[str]
+    resting: pa.Table = field(default_factory=SPAN_SCHEMA.empty_table)
 
     def parts(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         names = SETTLED_SCHEMA.names
@@ -241,7 +258,7 @@ class SettledLines:
         pruned = read_lines(self.state, pruned_files(self.names))
         yield settled_now(read_lines(self.state, line_files(self.names))).select(names)
         for part in RowFiles(self.state, row_files(self.names)).parts(LINE_COLUMNS):
-            yield settled_now(lines_but(part, pruned)).select(names)
+            yield outside(settled_now(lines_but(part, pruned)), self.resting).select(names)
 
     def rows(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """The rows that these lines are of, for what no line tells of them (`content`, `detail`); where there
@@ -253,7 +270,7 @@ class SettledLines:
         read = list(dict.fromkeys([*columns, *WINDOW, "state"]))
         for part in RowFiles(self.state, row_files(self.names)).parts(read):
             standing = part.filter(pc.is_in(part["state"], pa.array([str(WindowState.SETTLED), KEPT])))
-            yield but(standing, pruned).select(list(columns))
+            yield outside(but(standing, pruned), self.resting).select(list(columns))
 
 
 def own_lines(

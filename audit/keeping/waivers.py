@@ -35,8 +35,10 @@ import pyarrow.compute as pc
 
 from millrace.audit.keeping import waiver_files
 from millrace.audit.keeping.state import Commit, StateDamaged, StateFolder
-from millrace.audit.keeping.verdict_files import SettledLines, own_lines, pruned_files
+from millrace.audit.keeping.verdict_files import SettledLines, own_lines, pruned_files, resting_spans
+from millrace.audit.reconciliation.row_keys import WINDOW, keys_of
 from millrace.audit.reconciliation.row_parts import Rows, parts_of
+from millrace.audit.reconciliation.spans import are_in
 from millrace.audit.reconciliation.verdict_rows import iso_time
 from millrace.audit.reconciliation.verdicts import FELL_SILENT, VERDICTS, Verdict
 from millrace.audit.reconciliation.watermark import Waiver
@@ -123,6 +125,8 @@ def give_waiver(state: StateFolder, topic: str, target: int | str, who: str, why
         settled = SettledLines(state, latest.verdicts)
         found = _by_target([settled], [(topic, target)]).get((topic, target))
     place = f"stream {target}" if isinstance(target, str) else f"{iso_time(target)}"
+    if found is None and isinstance(target, int) and _rests(state, latest, topic, target):
+        found = {"verdict": str(Verdict.PROVEN)}
     if found is None:
         raise ConfigError(
             "window", place, f"a settled window of topic {topic}, or a stream with a row of its own"
@@ -160,6 +164,12 @@ def _short(topic: str) -> str:
 def is_stream(text: str) -> bool:
     """Whether the argument names a stream and no window."""
     return _STREAM.fullmatch(text) is not None
+
+
+def _rests(state: StateFolder, latest: Commit, topic: str, start_ms: int) -> bool:
+    """Whether the window is at rest, so that no row tells of it."""
+    spans = resting_spans(state, latest.resting, [topic])
+    return bool(pc.any(are_in(keys_of([(topic, start_ms)], WINDOW), spans)).as_py())
 
 
 def standing_waivers(

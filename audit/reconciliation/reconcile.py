@@ -58,6 +58,9 @@ TOO_LARGE_TO_TELL = "a report was too large for the events topic: its counts wer
 IN_BOTH = "has a sequence of this window in another one as well"
 MOVED = "has records of this window in another one: their time was changed"
 PRUNED_BEFORE = "a record came late that has the number of one in a window whose evidence is pruned (keep)"
+UNTOLD = "no stream event was read: a lost tail would not show"
+OF_STREAM = frozenset({UNTOLD, FELL_SILENT, UNCOUNTED, NOT_COVERED, TOO_LARGE_TO_TELL})
+"""What is said of a stream as a whole and is no contradiction: its windows may be proven all the same."""
 
 __all__ = [
     "ClusterPartition",
@@ -294,7 +297,7 @@ def _own_row(case: StreamCase) -> WindowVerdict | None:
     not_before_ms: int | None = None
     silent_from_ms: int | None = None
     if stream.state == UNANNOUNCED:
-        reasons.append("no stream event was read: a lost tail would not show")
+        reasons.append(UNTOLD)
     elif stream.state != CLOSED and not case.alive:
         reasons.append(FELL_SILENT)
         not_before_ms, silent_from_ms = stream.no_earlier_than_ms, stream.at_ms

@@ -23,7 +23,7 @@ stream changes a number, so it is the same whoever has which streams together.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ import pyarrow.compute as pc
 from millrace.audit.reconciliation.row_digest import rows_digest
 from millrace.audit.reconciliation.row_keys import WINDOW, Window, found, is_among, keys_of, numbers
 from millrace.audit.reconciliation.row_parts import Rows, parts_of
-from millrace.audit.reconciliation.spans import NO_SPANS, are_in
+from millrace.audit.reconciliation.spans import NO_SPANS, SPAN_SCHEMA, are_in, window_counts
 from millrace.audit.reconciliation.verdict_rows import ROW_DDL, ROW_SCHEMA, iso_time
 from millrace.audit.reconciliation.verdicts import COUNTS, VERDICTS, WindowState
 
@@ -206,16 +206,32 @@ def settled_now(table: pa.Table) -> pa.Table:
     return table.filter(pc.invert(table["open"]))
 
 
-def revisions_of(lines: Rows) -> tuple[list[dict[str, Any]], int]:
-    """For the summary: windows whose settled verdict was changed by late data, with the last change; and how
-    many there are beyond the `MOST_REVISED` that were changed last."""
+def revised(lines: Rows) -> tuple[pa.Table, int]:
+    """(the lines of windows whose settled verdict was changed by late data, those `MOST_REVISED` that were
+    changed last; how many there are of all)."""
     latest, count = SETTLED_SCHEMA.empty_table(), 0
     for part in parts_of(lines):
         is_told = pc.and_not(pc.is_valid(part["window_start_ms"]), part["folded"])
         changed = part.filter(pc.and_(is_told, pc.greater(part["revision"], 1)))
         count += changed.num_rows
-        latest = pa.concat_tables([latest, changed]).sort_by([("settled_ms", "descending"), *_ORDER])
-        latest = latest.slice(0, MOST_REVISED)
+        latest = _latest(pa.concat_tables([latest, changed]))
+    return latest, count
+
+
+def _latest(changed: pa.Table) -> pa.Table:
+    return changed.sort_by([("settled_ms", "descending"), *_ORDER]).slice(0, MOST_REVISED)
+
+
+def revisions_of(
+    lines: Rows, resting: Iterable[tuple[Sequence[Mapping[str, Any]], int]] = ()
+) -> tuple[list[dict[str, Any]], int]:
+    """For the summary: windows whose settled verdict was changed by late data, with the last change; and how
+    many there are beyond the `MOST_REVISED` that were changed last. `resting` are others' rows of `revised`,
+    and how many there are of all."""
+    latest, count = revised(lines)
+    for rows, number in resting:
+        latest = _latest(pa.concat_tables([latest, pa.Table.from_pylist(list(rows), SETTLED_SCHEMA)]))
+        count += number
     told = [
         {
             "topic": row["topic"],
@@ -254,6 +270,19 @@ def without(table: pa.Table, pruned: Collection[Window]) -> pa.Table:
     folded = pa.concat_tables([rest.filter(rest["folded"]), made])
     ordered = folded.sort_by([(name, "ascending") for name in WINDOW])
     return pa.concat_tables([ordered, rest.filter(pc.invert(rest["folded"]))])
+
+
+def let_go(spans: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Windows at rest whose evidence goes, as what is left of pruned ones: (lines of those that stand alone,
+    spans)."""
+    is_one = pc.equal(window_counts(spans), 1)
+    alone = spans.filter(is_one)
+    told: dict[str, Any] = {name: alone[name] for name in SPAN_SCHEMA.names}
+    told |= {"window_start_ms": alone["start_ms"], "revision": pa.repeat(1, alone.num_rows)}
+    told |= dict.fromkeys(("producer", "stream", "before", "content"), pa.repeat("", alone.num_rows))
+    told |= {"folded": pa.repeat(True, alone.num_rows), "open": pa.repeat(False, alone.num_rows)}
+    lines = pa.table([told[name] for name in SETTLED_SCHEMA.names], names=SETTLED_SCHEMA.names)
+    return lines.cast(SETTLED_SCHEMA), spans.filter(pc.invert(is_one))
 
 
 def lines_digest(*lines: Rows) -> str:

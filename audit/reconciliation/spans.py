@@ -62,7 +62,18 @@ def sum_up(lines: pa.Table, spans: pa.Table, now_ms: int, day_ms: int = DAY_MS) 
     if not pc.any(going).as_py():
         return lines, spans
     loose = lines.filter(going)
-    pieces = pa.concat_tables([spans, _pieces(loose)])
+    made = joined(pa.concat_tables([spans, _pieces(loose)]), day_ms)
+    is_one = pc.equal(window_counts(made), 1)
+    alone = made.filter(is_one).select(["topic", "start_ms"]).rename_columns(WINDOW)
+    left = loose.filter(is_among(loose.select(WINDOW), alone))
+    left = pa.concat_tables([lines.filter(pc.invert(going)), left])
+    return left.sort_by([(name, "ascending") for name in WINDOW]), made.filter(pc.invert(is_one))
+
+
+def joined(pieces: pa.Table, day_ms: int = DAY_MS) -> pa.Table:
+    """The spans made one where they follow one another (SPAN_SCHEMA)."""
+    if not pieces.num_rows:
+        return pieces
     pieces = pieces.sort_by([(name, "ascending") for name in (*_KIND, "start_ms", "end_ms")])
     grouped = pieces.append_column("group", pa.array(_groups(pieces, day_ms))).group_by(
         ["group", *_KIND], use_threads=False
@@ -72,12 +83,7 @@ def sum_up(lines: pa.Table, spans: pa.Table, now_ms: int, day_ms: int = DAY_MS) 
     found = {name: sums[name] for name in _KIND}
     found |= {"start_ms": sums["start_ms_min"], "end_ms": sums["end_ms_max"]}
     found |= {name: sums[f"{name}_sum"] for name in COUNTS} | {"settled_ms": sums["settled_ms_max"]}
-    made = pa.table([found[name] for name in SPAN_SCHEMA.names], SPAN_SCHEMA)
-    is_one = pc.equal(window_counts(made), 1)
-    alone = made.filter(is_one).select(["topic", "start_ms"]).rename_columns(WINDOW)
-    left = loose.filter(is_among(loose.select(WINDOW), alone))
-    left = pa.concat_tables([lines.filter(pc.invert(going)), left])
-    return left.sort_by([(name, "ascending") for name in WINDOW]), made.filter(pc.invert(is_one))
+    return pa.table([found[name] for name in SPAN_SCHEMA.names], SPAN_SCHEMA)
 
 
 def _pieces(lines: pa.Table) -> pa.Table:
@@ -118,3 +124,13 @@ def are_in(windows: pa.Table, spans: pa.Table) -> pa.ChunkedArray:
         is_there = (before >= 0) & (starts_ms < ends[at]) & ((starts_ms - begins[at]) % window_ms == 0)
         inside |= is_there & pc.equal(windows["topic"], topic).to_numpy()
     return pa.chunked_array([pa.array(inside)])
+
+
+def outside(rows: pa.Table, spans: pa.Table) -> pa.Table:
+    """The rows whose window is in none of the spans."""
+    return rows.filter(pc.invert(are_in(rows.select(WINDOW), spans))) if spans.num_rows else rows
+
+
+def inside(rows: pa.Table, spans: pa.Table) -> pa.Table:
+    """The rows whose window is in one of the spans."""
+    return rows.filter(are_in(rows.select(WINDOW), spans))

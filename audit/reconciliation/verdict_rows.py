@@ -58,7 +58,7 @@ from millrace.audit.reconciliation.verdicts import (
     WindowVerdict,
     range_count,
 )
-from millrace.audit.runs.fact_rows import facts_of, tier_events_of
+from millrace.audit.runs.fact_rows import facts_of, left_of, tier_events_of
 from millrace.audit.scanning.cells import SeenByWindow
 
 if TYPE_CHECKING:  # compiled loops, which only who reconciles needs
@@ -249,7 +249,8 @@ class Reconciler:
         if told is None and not all(self._is_in(*place, topic) for place in cells.places):
             facts.conflicts.append("records of this stream lie in more than one topic")
         cells = cells.of_topic(topic)
-        sources = self._sources_of(cells, origins)
+        left = left_of(facts_rows[0]) if facts_rows else None
+        sources = self._sources_of(cells, origins | (left.sources if left is not None else set()))
         cells, tiers = self._tiers(cells, sources, topic)
         return _Given(facts, cells, tiers, sources, topic, events)
 
@@ -334,7 +335,8 @@ class Reconciler:
         }
 
     def _sources_of(self, cells: StreamCells, origins: set[str]) -> list[str]:
-        """The source clusters this stream was produced to: where its records or its events are."""
+        """The source clusters this stream was produced to: where its records or its events are, or those of
+        its windows that are not judged."""
         held = cells.clusters
         return [
             cluster.name

@@ -305,6 +305,10 @@ class SummaryDocument(_Part):
     at: str | None
     window_ms: Annotated[int, Field(ge=1)]
     run: RunCost | None = None
+    rows_at_rest: Annotated[
+        list[str],
+        Field(description="Files of the report with rows of windows at rest, beside reconciliation.parquet."),
+    ] = []
 
 
 def schema_text() -> str:

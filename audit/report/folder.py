@@ -1,6 +1,10 @@
 """The report folder: summary.json, reconciliation.parquet (a row for each stream and window), index.html,
 producers.parquet (a row for each producer and window), metrics.prom. Called by `job`.
 
+Of a large audit most windows are at rest (`runs.resting`): their rows are in files beside these, written
+once: `reconciliation-<run>.parquet` and `producers-<run>.parquet` of each run with which windows came to
+rest.
+
 After a run that failed, `last_failure.json` beside them, a banner on the page and metrics.prom tell of it
 (`failure`); the rest stays what the last good run found, and the next good run takes all of that away.
 """
@@ -10,30 +14,79 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from millrace.audit.reconciliation.row_parts import Rows, parts_of
+from millrace.audit.reconciliation.row_keys import WINDOW
+from millrace.audit.reconciliation.row_parts import Rows, View, parts_of
+from millrace.audit.reconciliation.spans import SPAN_SCHEMA, outside
 from millrace.audit.reconciliation.verdict_rows import VERDICT_SCHEMA
 from millrace.audit.report import failure
 from millrace.audit.report.html import render
 from millrace.audit.report.metrics import failed_text, metrics_text
 from millrace.audit.report.plain import by_producer
+from millrace.audit.report.resting_sums import RestingSums
 
 TOLD_OF_FAILURE = ("metrics.prom", failure.FILE_NAME, "index.html")
 """What `note_failure` changes."""
 
+_AT_REST = re.compile(r"(reconciliation|producers)-[0-9]+-[0-9a-f]+\.parquet")
 
-def write_report(folder: Path, summary: Mapping[str, Any], rows: Rows) -> None:
-    """Each file is replaced whole, the summary last: who sees a new summary sees the rest of it too."""
-    _replace(folder / "reconciliation.parquet", lambda path: _write_parts(path, rows, _as_it_is))
-    _replace(folder / "producers.parquet", lambda path: _write_parts(path, rows, by_producer))
-    _replace(folder / "index.html", lambda path: _write(path, render(summary, rows), "xmlcharrefreplace"))
+
+@dataclass(frozen=True, slots=True)
+class RowsAtRest:
+    """Rows of windows at rest, as the report has them: `sums` of those that are not among the run's rows,
+    `leaving` the windows of those that are (SPAN_SCHEMA), `files` {run with which they came to rest: rows} of
+    both."""
+
+    sums: Sequence[RestingSums] = ()
+    leaving: pa.Table = field(default_factory=SPAN_SCHEMA.empty_table)
+    files: Mapping[str, Rows] = field(default_factory=dict)
+
+    def names(self) -> list[str]:
+        """The files that the report has for them."""
+        return [f"{kind}-{run}.parquet" for kind in _ROWS for run in sorted(self.files)]
+
+    def told(self) -> dict[str, Any]:
+        """As it stands in the summary."""
+        names = [name for name in self.names() if name.startswith("reconciliation-")]
+        return {"rows_at_rest": names} if names else {}
+
+    def stale(self, there: Collection[str]) -> list[str]:
+        """Those of the report's files that are of windows which are not at rest any more."""
+        named = set(self.names())
+        return [name for name in sorted(there) if _AT_REST.fullmatch(name) and name not in named]
+
+
+def write_report(
+    folder: Path,
+    summary: Mapping[str, Any],
+    rows: Rows,
+    at_rest: RowsAtRest | None = None,
+    there: Collection[str] = (),
+) -> None:
+    """Each file is replaced whole, the summary last: who sees a new summary sees the rest of it too. Files of
+    rows `at_rest` that are `there` are as they were."""
+    at_rest = at_rest or RowsAtRest()
+    living: Rows = rows
+    if at_rest.leaving.num_rows:
+        living = View(rows, functools.partial(outside, spans=at_rest.leaving), WINDOW)
+    for run, theirs in at_rest.files.items():
+        for kind, made_of in _ROWS.items():
+            name = f"{kind}-{run}.parquet"
+            if name not in there:
+                _replace(folder / name, functools.partial(_write_parts, rows=theirs, made_of=made_of))
+    for kind, made_of in _ROWS.items():
+        _replace(folder / f"{kind}.parquet", functools.partial(_write_parts, rows=living, made_of=made_of))
+    page = render(summary, rows, at_rest.sums)
+    _replace(folder / "index.html", lambda path: _write(path, page, "xmlcharrefreplace"))
     _replace(folder / "metrics.prom", lambda path: _write(path, metrics_text(summary), "replace"))
     text = json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
     # Half of a surrogate pair, which UTF-8 has no bytes for, becomes the JSON escape that means it.
@@ -67,6 +120,13 @@ def note_failure(folder: Path, at_ms: int, sentence: str) -> None:
 
 def _as_it_is(rows: pa.Table) -> pa.Table:
     return rows
+
+
+_ROWS: Mapping[str, Callable[[pa.Table], pa.Table]] = {
+    "reconciliation": _as_it_is,
+    "producers": by_producer,
+}
+"""{what a file of rows is called: what it has of them}"""
 
 
 def _write_parts(path: Path, rows: Rows, made_of: Callable[[pa.Table], pa.Table]) -> None:

@@ -1,6 +1,6 @@
 """The heatmaps of windows: which square of the report stands for which windows, and what it says. Pure.
 
-`Windows(rows, tiers)` sums the rows; `overview` is one picture of all of them: time from left to right, a
+`Windows` sums the rows; `overview` is one picture of all of them: time from left to right, a
 line for each topic and tier, so that a loss shows below the tier that still had the records. `heatmaps` shows
 each topic and tier by itself: windows of a day lie as in a wall calendar (a column per week, a row per
 weekday); shorter ones fold into lines of a natural length. `drawing` makes SVG of both.
@@ -21,7 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.audit.reconciliation.row_parts import Rows, parts_of
-from millrace.audit.report.plain import is_calm, tier_column, tier_names
+from millrace.audit.reconciliation.verdicts import Verdict
+from millrace.audit.report.plain import is_calm, tier_column
 from millrace.audit.report.text import utc
 from millrace.audit.report.tier_states import RANK, tier_state
 
@@ -116,17 +117,51 @@ ByStart = dict[int, Square]
 ByTier = dict[str, ByStart]
 
 
+SQUARES = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("tier", pa.string()),
+        ("window_start_ms", pa.int64()),
+        ("published", pa.int64()),
+        ("consumed", pa.int64()),
+    ]
+)
+"""Windows that are settled and proven, as `Windows.squares` sums them up."""
+
+
 class Windows:
     """Every window of every topic and tier, summed over producers. `window_ms` is the longest window."""
 
-    def __init__(self, rows: Rows, order: Sequence[str]) -> None:
-        self.tiers = tier_names(rows, order)
+    def __init__(self, tiers: Sequence[str]) -> None:
+        self.tiers = list(tiers)
         self.window_ms = 1
         self.by_topic: dict[str, ByTier] = {}
-        for part in parts_of(rows, _READ):
-            self._add_part(part)
 
-    def _add_part(self, rows: pa.Table) -> None:
+    def add_all(self, rows: Rows) -> None:
+        for part in parts_of(rows, _READ):
+            self.add_part(part)
+
+    def squares(self) -> pa.Table:
+        """What `Windows` of other rows add (SQUARES); of rows that were settled and proven, all of them."""
+        told = [
+            (topic, tier, start_ms, square.published, square.consumed)
+            for topic, tiers in self.by_topic.items()
+            for tier, starts in tiers.items()
+            for start_ms, square in starts.items()
+        ]
+        columns = zip(*told, strict=True) if told else ((),) * len(SQUARES)
+        return pa.table([list(each) for each in columns], schema=SQUARES)
+
+    def join(self, squares: pa.Table, window_ms: int) -> None:
+        """Add what others have summed up, of windows of this length."""
+        self.window_ms = max(self.window_ms, window_ms)
+        proven = str(Verdict.PROVEN)
+        for topic, tier, start_ms, published, consumed in zip(
+            *(squares[name].to_pylist() for name in SQUARES.names), strict=True
+        ):
+            self._add(topic, tier, start_ms, proven, (published, consumed, 0, 0))
+
+    def add_part(self, rows: pa.Table) -> None:
         start = rows["window_start_ms"]
         inside = pc.and_(pc.greater_equal(start, 0), pc.less(start, LAST_MS))
         rows = rows.filter(pc.fill_null(inside, False))

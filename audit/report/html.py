@@ -39,6 +39,7 @@ from millrace.audit.report.drawing import MARKS, WORDS_OF_MANY, Drawings
 from millrace.audit.report.heatmap import MOST_SQUARES, Windows, heatmaps, overview
 from millrace.audit.report.plain import CALM, FOLDED, PlainRows, fold, script_json, table_data, tier_names
 from millrace.audit.report.reasons import CONTENT, advice
+from millrace.audit.report.resting_sums import RestingSums
 from millrace.audit.report.sentences import duration, hop_name, older_findings, records
 
 MOST_ROWS = 100  # of losses or duplicates; summary.json has more
@@ -54,14 +55,18 @@ def _tones() -> str:
     return "".join(f".{state} {{ --tone: var(--{tone}); }}\n" for state, tone in TONES.items())
 
 
-def render(summary: Mapping[str, Any], rows: Rows) -> str:
-    """The whole page."""
+def render(summary: Mapping[str, Any], rows: Rows, resting: Sequence[RestingSums] = ()) -> str:
+    """The whole page. `resting` are the sums of windows at rest, which have no `rows`."""
     tiers = tier_names(rows, [tier["name"] for tier in summary["tiers"]])
+    tiers += sorted({tier for each in resting for tier in each.told["tiers"]} - set(tiers))
     waived = _waived(summary["waivers"])
-    plain = PlainRows(tiers)
+    plain, windows = PlainRows(tiers), Windows(tiers)
     for part in parts_of(rows, FOLDED):
         plain.add(fold(part, tiers))
-    windows = Windows(rows, tiers)
+    windows.add_all(rows)
+    for each in resting:
+        plain.join(each.producers, each.told["tiers"], each.told["window_ms"])
+        windows.join(each.squares, each.told["window_ms"])
     drawings = Drawings(waived, _standing(plain.doubtful, waived) if waived else ())
     picture = drawings.overview(overview(windows)) if windows.by_topic else None
     maps = [(each, drawings.heatmap(each)) for each in heatmaps(windows)]

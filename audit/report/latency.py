@@ -51,6 +51,21 @@ class Latencies:
                 key = (each["values"], upstream, downstream)
                 self._windows[key] = self._windows.get(key, 0) + each["counts"]
 
+    def sums(self) -> list[dict[str, Any]]:
+        """All of it, as JSON."""
+        return [
+            {"of": list(key), "windows": self._windows[key], "samples": sorted(samples.items())}
+            for key, samples in sorted(self._samples.items())
+        ]
+
+    def join(self, sums: Sequence[Mapping[str, Any]]) -> None:
+        """Add what another has summed up."""
+        for each in sums:
+            topic, upstream, downstream = each["of"]
+            key = (topic, upstream, downstream)
+            self._samples.setdefault(key, Counter()).update(dict(each["samples"]))
+            self._windows[key] = self._windows.get(key, 0) + each["windows"]
+
     def _hops(self, append_ms: Mapping[str, Any]) -> Iterator[Hop]:
         known = [tier for tier in append_ms if self._upstreams.get(tier)]
         if not known:

@@ -48,6 +48,13 @@ class LocalReport:
     def reading(self, names: Collection[str]) -> Iterator[Path]:
         yield self._folder
 
+    def names(self) -> set[str]:
+        """The files that are there."""
+        return {path.name for path in self._folder.iterdir()} if self._folder.is_dir() else set()
+
+    def remove(self, name: str) -> None:
+        (self._folder / name).unlink(missing_ok=True)
+
 
 class RemoteReport:
     """A folder of a Hadoop file system; `settings` are Spark's, for when it does not run."""
@@ -88,6 +95,13 @@ class RemoteReport:
                 with contextlib.suppress(FileNotFoundError):
                     (Path(temporary) / name).write_bytes(self._files.read(name))
             yield Path(temporary)
+
+    def names(self) -> set[str]:
+        """The files that are there."""
+        return {entry.name for entry in self._files.entries("")}
+
+    def remove(self, name: str) -> None:
+        self._files.remove(name)
 
 
 Report = LocalReport | RemoteReport

@@ -187,6 +187,25 @@ class PlainRows:
             behind = _one_by_one(ordered.slice(MOST_ROWS))
             self.rest = self._sums(pa.concat_tables([self.rest, behind]))
 
+    def sum_up(self, folded: pa.Table) -> None:
+        """A part of which no row is to be shown: `rest` has them all."""
+        self.rest = self._sums(pa.concat_tables([self.rest, _one_by_one(folded)]))
+
+    def join(self, sums: pa.Table, tiers: Sequence[str], window_ms: int) -> None:
+        """Add the `rest` of others of these `tiers`. All their windows are of one length, and begin at
+        multiples of it."""
+        if not sums.num_rows:
+            return
+        self.total += pc.sum(sums["windows"]).as_py()
+        self.starts = pc.unique(pa.concat_arrays([self.starts, pc.unique(sums["first"])]))
+        self.lengths.add(window_ms)
+        columns = {name: sums[name] for name in sums.column_names if not name.startswith("tier.")}
+        for number, tier in enumerate(self.tiers):
+            at = f"tier.{tiers.index(tier)}" if tier in tiers else ""
+            columns[f"tier.{number}"] = sums[at] if at else pa.nulls(sums.num_rows, pa.int64())
+        theirs = pa.table(columns).select(self.rest.column_names).cast(self.rest.schema)
+        self.rest = self._sums(pa.concat_tables([self.rest, theirs]))
+
     @property
     def doubtful(self) -> pa.Table:
         return pa.concat_tables([_doubtful(self.worst.slice(0, 0)), *self._doubtful])

@@ -59,14 +59,16 @@ told in full, with every field's type, by `summary.schema.json` beside this file
                     decide neither verdict nor status; only where there are any. `streams` is how many are
                     in doubt as a whole, `losses_more` and its like as above. `untrusted` has `older` in
                     what decides no more
+    rows_at_rest    files of the report that have rows beside `reconciliation.parquet`, of windows at rest
+                    (`folder`); only where there are any
     at, window_ms   when it was taken (ISO 8601) and the window's length
     run             {records, bytes, seconds, state_bytes, state_files}: what the run read of the clusters
                     (bytes as they lie in their logs), how long it took up to its report, and how large the
                     state is now. Not of what was found, so `job` adds it
 
 `window_start` is ISO 8601 UTC; null where no window can be named (a lost tail). Totals agree with the rows
-of `reconciliation.parquet` by construction: both are made from the same verdicts (its rows are those of the
-totals and those of `older`). `windows` counts such rows: one for each stream and window.
+of `reconciliation.parquet` and `rows_at_rest` by construction: both are made from the same verdicts (the rows
+are those of the totals and those of `older`). `windows` counts such rows: one for each stream and window.
 
 Called by `job`; read by `html`, the command line and users' scripts.
 """
@@ -124,8 +126,10 @@ def summarise(
     revisions: Sequence[Mapping[str, Any]] = (),
     revised_more: int = 0,
     notes: Sequence[str] = (),
+    resting: Iterable[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """The summary of the verdict rows.
+    """The summary of the verdict rows, and of those at rest, of which `resting` are sums
+    (`Tally.proven_sums`).
 
     `tiers` in order, as names or as {"name", "upstream": [names]}; `accepted` those of `untrusted` that are
     waived; `waived` (topic, window's start or stream) what standing waivers cover and `in_doubt` whether
@@ -138,6 +142,8 @@ def summarise(
     order = [_tier(each) for each in tiers]
     tally = Tally(order, at_ms, grace_ms)
     tally.add_all(rows)
+    for sums in resting:
+        tally.join(sums)
     doubted = bool(untrusted) if doubted is None else doubted
     in_doubt = doubted if in_doubt is None else in_doubt
     totals = tally.totals

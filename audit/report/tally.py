@@ -129,6 +129,45 @@ class Tally:
             for first in range(0, part.num_rows, PART_ROWS):
                 self._add_part(part.slice(first, PART_ROWS))
 
+    def proven_sums(self) -> dict[str, Any]:
+        """What `join` adds to another tally, as JSON; of rows that were settled and proven, all of them."""
+        self._keep_latest(MOST_LATE)
+        return {
+            "totals": dict(self.totals),
+            "seen": dict(self.seen),
+            "windows": self.windows[str(Verdict.PROVEN)],
+            "topics": [topic.proven_sums() for topic in self.topics.values()],
+            "producers": [
+                {"topic": topic, "producer": producer, **each.sums()}
+                for (topic, producer), each in self._producers.items()
+            ],
+            "latencies": self.latencies.sums(),
+            "late": [[by_ms, list(key), told] for by_ms, key, told in self._late],
+            "late_windows": [[*key, count] for key, count in self._late_windows.items()],
+        }
+
+    def join(self, sums: Mapping[str, Any]) -> None:
+        """Add rows that another tally has summed up (`proven_sums`)."""
+        proven, count = Verdict.PROVEN, sums["windows"]
+        if not count:
+            return
+        self.totals.update(sums["totals"])
+        self.seen.update(sums["seen"])
+        self.windows[str(proven)] += count
+        for fold in (self.fold, self._calm):
+            fold.add(proven, WindowState.SETTLED, count)
+        for topic in sums["topics"]:
+            self._topic(topic["topic"]).join(topic)
+        for each in sums["producers"]:
+            told = {**each, "missing": 0, "duplicates": 0, "state": WindowState.SETTLED}
+            self._producer(each).add(told, proven)
+        self.latencies.join(sums["latencies"])
+        for by_ms, key, told in sums["late"]:
+            self._late.append((by_ms, tuple(key), told))
+        for topic, kind, windows in sums["late_windows"]:
+            self._late_windows[topic, kind] += windows
+        self._keep_latest(2 * MOST_LATE)
+
     def _add_part(self, part: pa.Table) -> None:
         calm = is_calm(part)
         self._add_calm(part.filter(calm))
@@ -300,6 +339,22 @@ class TopicTally:
         counts["duplicates"] += state.duplicates
         windows[state.state] += number
 
+    def proven_sums(self) -> dict[str, Any]:
+        return {
+            "topic": self.topic,
+            "counts": dict(self._counts),
+            "windows": self._windows[str(Verdict.PROVEN)],
+            "tiers": [
+                [tier, counts["seen"], sum(words.values())] for tier, (counts, words) in self._tiers.items()
+            ],
+        }
+
+    def join(self, sums: Mapping[str, Any]) -> None:
+        """Add rows of the topic that another tally has summed up (`proven_sums`)."""
+        self.add_counts(sums["counts"], Verdict.PROVEN, sums["windows"])
+        for tier, seen, windows in sums["tiers"]:
+            self.add_tier(tier, seen, TierState(str(Verdict.PROVEN)), windows)
+
     def told(self, waived: Collection[Target]) -> dict[str, Any]:
         """As it stands in the summary."""
         accepted: Counter[str] = Counter()
@@ -340,6 +395,9 @@ class _Producer:
         self._counts.update({name: row[name] for name in ("published", "missing", "duplicates")})
         self._consumed.update(dict(row["consumed"]))
         self._fold.add(verdict, row["state"])
+
+    def sums(self) -> dict[str, Any]:
+        return {"published": self._counts["published"], "consumed": list(self._consumed.items())}
 
     def told(self) -> dict[str, Any]:
         return {

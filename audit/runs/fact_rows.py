@@ -43,6 +43,7 @@ FACT_SCHEMA = pa.schema(
         ("reports", pa.binary()),
         ("tiers", pa.binary()),
         ("pruned", pa.binary()),
+        ("resting", pa.binary()),
     ]
 )
 KEPT_SCHEMA = FACT_SCHEMA.append(pa.field("merged", pa.binary()))
@@ -52,7 +53,7 @@ verdict asks: what the events that are kept do not tell any more, and where the 
 each events topic. Before version 7 of the state there was none, and all events were read again."""
 FACT_DDL = (
     "stream string, topic string, origins array<string>, facts binary, reports binary, tiers binary, "
-    "pruned binary"
+    "pruned binary, resting binary"
 )
 
 
@@ -119,7 +120,10 @@ class PrunedWindows:
     that; all others were acknowledged, or there unreported. `window_ms` is the audit's; `counted` marks a
     producer that does not number its records; `topic` is the audited one, which of a stream that no event
     tells of only its cells did. `first_report_ms` is the start of the first of them that was reported:
-    records alone do not say that their producer told of the time after them."""
+    records alone do not say that their producer told of the time after them. `sources` are the source
+    clusters that had their records, as far as that is known.
+
+    Of windows at rest (`runs.resting`) the same is left for whoever judges the others, and more elsewhere."""
 
     window_ms: int
     windows: BitMap64 = field(default_factory=BitMap64)
@@ -130,6 +134,7 @@ class PrunedWindows:
     ambiguous: BitMap64 = field(default_factory=BitMap64)
     failed: BitMap64 = field(default_factory=BitMap64)
     first_report_ms: int | None = None
+    sources: frozenset[str] = frozenset()
 
     def add(self, start_ms: int, length_ms: int) -> None:
         """A row's window, which may be several of the audit's."""
@@ -149,7 +154,27 @@ class PrunedWindows:
             ambiguous,
             failed,
             self.first_report_ms,
+            self.sources,
         )
+
+    def add_all(self, other: PrunedWindows) -> None:
+        """What is left of other windows of the stream."""
+        certain = self.certain | other.certain
+        self.windows |= other.windows
+        self.sequences |= other.sequences
+        self.ambiguous = (self.ambiguous | other.ambiguous) - certain
+        self.failed = (self.failed | other.failed) - certain - self.ambiguous
+        self.counted = self.counted or other.counted
+        self.told = None if self.told is None or other.told is None else {**self.told, **other.told}
+        self.topic = self.topic or other.topic
+        self.sources |= other.sources
+        firsts = [each for each in (self.first_report_ms, other.first_report_ms) if each is not None]
+        self.first_report_ms = min(firsts, default=None)
+
+    def take_away(self, other: PrunedWindows) -> None:
+        """Some of the windows again, which have no number in common with the others."""
+        self.windows -= other.windows
+        self.sequences -= other.sequences
 
     def account_for(self, report: CountEvent) -> None:
         """The sequences of a pruned window's report, as it tells them: a newer one may know more."""
@@ -202,6 +227,7 @@ class PrunedWindows:
             "ambiguous": sequence_set.to_json(self.ambiguous),
             "failed": sequence_set.to_json(self.failed),
             "first_report_ms": self.first_report_ms,
+            **({"sources": sorted(self.sources)} if self.sources else {}),
         }
         return json.dumps(body, separators=(",", ":")).encode()
 
@@ -219,17 +245,19 @@ class PrunedWindows:
             # Nor did it keep apart how they were reported: none of them is taken for one that may be there.
             _own(body.get("failed", body["sequences"])),
             body.get("first_report_ms"),  # nor which of its windows were reported
+            frozenset(body.get("sources", ())),
         )
 
 
 def facts_of(row: Mapping[str, Any]) -> StreamFacts:
-    """A stream's facts as reconciliation wants them: pruned sequences count as accounted for.
+    """A stream's facts as reconciliation wants them: sequences of pruned windows, and of those at rest, count
+    as accounted for.
 
-    Those that were not acknowledged are put in as one report, in the first pruned window; who reconciles
-    leaves the rows of pruned windows out (`pruned_of`).
+    Those that were not acknowledged are put in as one report, in the first such window; who reconciles leaves
+    the rows of these windows out (`left_of`).
     """
     facts = decode_facts(row["stream"], row["facts"], row.get("reports"))
-    pruned = pruned_of(row)
+    pruned = left_of(row)
     if pruned is not None and not facts.topic:
         facts.topic = pruned.topic
     if pruned is not None and pruned.counted and not facts.windows:
@@ -263,6 +291,20 @@ def facts_of(row: Mapping[str, Any]) -> StreamFacts:
 def pruned_of(row: Mapping[str, Any]) -> PrunedWindows | None:
     content = row.get("pruned")
     return PrunedWindows.decode(content) if content else None
+
+
+def resting_of(row: Mapping[str, Any]) -> PrunedWindows | None:
+    content = row.get("resting")
+    return PrunedWindows.decode(content) if content else None
+
+
+def left_of(row: Mapping[str, Any]) -> PrunedWindows | None:
+    """Of the windows that are not judged: pruned ones, and those at rest."""
+    pruned, resting = pruned_of(row), resting_of(row)
+    if pruned is None or resting is None:
+        return pruned or resting
+    pruned.add_all(resting)
+    return pruned
 
 
 def tier_events_of(rows: Sequence[Mapping[str, Any]]) -> list[TierEvent]:
@@ -315,16 +357,17 @@ def facts_table(
     pruned: Mapping[str, PrunedWindows] | None = None,
     groups: Collection[str] = (),
     told: Mapping[str, Mapping[str, int]] | None = None,
+    resting: Mapping[str, PrunedWindows] | None = None,
 ) -> pa.Table:
     """Every stream that any event named (KEPT_SCHEMA), ordered, so that equal facts give equal tables.
     `groups` are the audited ones; what others told is not kept. `told` is where streams' newest events are.
     """
-    pruned, told = pruned or {}, told or {}
+    pruned, resting, told = pruned or {}, resting or {}, told or {}
     tiers: dict[str, list[bytes]] = {}
     for _, event in sorted(ledger.tiers.items()):
         if event.tier in groups:
             tiers.setdefault(event.stream, []).append(encode_event(event)[1])
-    streams = sorted({*ledger.streams, *tiers, *pruned})
+    streams = sorted({*ledger.streams, *tiers, *pruned, *resting})
     facts = {stream: ledger.streams.get(stream) or StreamFacts(stream) for stream in streams}
     return pa.table(
         {
@@ -335,18 +378,19 @@ def facts_table(
             "reports": [facts[stream].windows.pack() or None for stream in streams],
             "tiers": [b"\n".join(tiers[stream]) if stream in tiers else None for stream in streams],
             "pruned": [pruned[stream].encode() if stream in pruned else None for stream in streams],
+            "resting": [resting[stream].encode() if stream in resting else None for stream in streams],
             "merged": [encode_merged(facts[stream], told.get(stream, {})) for stream in streams],
         },
         schema=KEPT_SCHEMA,
     )
 
 
-def restore_pruned(table: pa.Table) -> dict[str, PrunedWindows]:
-    """By stream: what of it an earlier run had folded away."""
-    if "pruned" not in table.column_names:
+def restore_pruned(table: pa.Table, name: str = "pruned") -> dict[str, PrunedWindows]:
+    """By stream: what of it an earlier run had folded away, or laid to rest (`name` "resting")."""
+    if name not in table.column_names:
         return {}  # written by an older program
-    rows = table.select(["stream", "pruned"]).to_pylist()
-    return {row["stream"]: PrunedWindows.decode(row["pruned"]) for row in rows if row["pruned"]}
+    rows = table.select(["stream", name]).to_pylist()
+    return {row["stream"]: PrunedWindows.decode(row[name]) for row in rows if row[name]}
 
 
 def restore(table: pa.Table, ledger: EventLedger) -> tuple[dict[str, set[str]], dict[str, dict[str, int]]]:

@@ -22,21 +22,30 @@ from millrace.audit.contract.events import event_to_keep
 from millrace.audit.contract.group_counts import open_claims
 from millrace.audit.contract.producer_names import MORE_PAIRS, MOST_PAIRS_NAMED, ONE_STREAM
 from millrace.audit.keeping import uniting, upkeep
-from millrace.audit.keeping.state import Commit
+from millrace.audit.keeping.state import Commit, Resting
 from millrace.audit.keeping.verdict_files import LINES, PRUNED, SPANS
 from millrace.audit.reconciliation.row_digest import rows_digest
-from millrace.audit.reconciliation.row_parts import View
-from millrace.audit.reconciliation.settled import LINE_COLUMNS, SETTLED_SCHEMA, but, lines_but, lines_digest
-from millrace.audit.reconciliation.spans import SPAN_SCHEMA, sum_up
-from millrace.audit.runs import fact_rows
+from millrace.audit.reconciliation.row_parts import View, parts_of
+from millrace.audit.reconciliation.settled import (
+    LINE_COLUMNS,
+    SETTLED_SCHEMA,
+    but,
+    let_go,
+    lines_but,
+    lines_digest,
+)
+from millrace.audit.reconciliation.spans import SPAN_SCHEMA, outside, sum_up
+from millrace.audit.report.plain import tier_names
+from millrace.audit.runs import fact_rows, resting, resting_files
 from millrace.audit.runs.capture import Capture
 from millrace.audit.runs.event_reading import lost_counts, to_keep
 from millrace.audit.runs.fact_rows import PrunedWindows
 from millrace.audit.runs.reading_plan import read_until
+from millrace.audit.runs.reconciling import tiers_of
 from millrace.audit.runs.run import Findings, Run
 from millrace.audit.scanning.cell_notes import IN_CLUSTER, counts_of, unaudited_of, united_notes, unread_of
 from millrace.audit.scanning.cell_rows import NOTE_UNAUDITED, NOTE_UNTRUSTED
-from millrace.audit.spark.spark_cells import RunCells, is_folded
+from millrace.audit.spark.spark_cells import AGAIN, RunCells, is_folded
 from millrace.broker.errors import MillraceError
 
 
@@ -79,6 +88,8 @@ def next_commit(run: Run, cells: RunCells) -> Commit:
         events_read=events.positions,
         events_ways=events.ways,
         events_doubted=events.doubts(),
+        resting=[each.files for each in run.at_rest.asleep],
+        resting_by=resting.judged_by(run.config),
     )
 
 
@@ -95,11 +106,11 @@ def _named_or_counted(what: str, untrusted: Mapping[str, int]) -> str:
 def keep_verdicts(run: Run, after: Commit, cells: RunCells, found: Findings) -> None:
     """Put the settled verdicts into the commit, and fold what may be folded."""
     config = run.config
-    pruned = SETTLED_SCHEMA.empty_table()
+    pruned, laid = SETTLED_SCHEMA.empty_table(), SPAN_SCHEMA.empty_table()
     loose = cells.loose_files()
     is_due = upkeep.is_due(run.before, len(loose), config.keep_ms, run.now_ms)
     if is_due:
-        pruned = _fold(run, after, cells, found, loose)
+        pruned, laid = _fold(run, after, cells, found, loose)
     after.claims = upkeep.claims_to_keep(
         after.claims, found.rows, config.grace_ms, config.keep_ms, run.now_ms
     )
@@ -107,7 +118,8 @@ def keep_verdicts(run: Run, after: Commit, cells: RunCells, found: Findings) -> 
     earlier, owed, spans = but(run.pruned_lines, pruned), but(run.owed, pruned), run.spans
     if is_due:
         earlier, spans = sum_up(earlier, spans, run.now_ms)
-    of_rows = View(found.numbered, partial(lines_but, pruned=pruned), LINE_COLUMNS, makes=True)
+    living = View(found.numbered, partial(outside, spans=laid), LINE_COLUMNS)
+    of_rows = View(living, partial(lines_but, pruned=pruned), LINE_COLUMNS, makes=True)
     after.verdicts_digest = _digest(lines_digest(earlier, pruned, of_rows), spans)
     if after.verdicts_digest == run.before.verdicts_digest and run.before.verdicts:
         return
@@ -126,13 +138,17 @@ def _digest(of_lines: str, spans: pa.Table) -> str:
     return of_lines + rows_digest([spans], SPAN_SCHEMA.names) if spans.num_rows else of_lines
 
 
-def _fold(run: Run, after: Commit, cells: RunCells, found: Findings, loose: Sequence[str]) -> pa.Table:
-    """Prune what the policy lets go, unite cells of what is proven, and make the files of many runs few.
-    Returns the lines of the windows that were pruned."""
+def _fold(
+    run: Run, after: Commit, cells: RunCells, found: Findings, loose: Sequence[str]
+) -> tuple[pa.Table, pa.Table]:
+    """Prune what the policy lets go, lay to rest what needs no look any more, unite cells of what is proven,
+    and make the files of many runs few. Returns the lines of the windows that were pruned, and the windows
+    that came to rest (SPAN_SCHEMA)."""
     config, ledger = run.config, run.captured.ledger
     pruned = {stream: each.copy() for stream, each in run.pruned.items()}
     lines = SETTLED_SCHEMA.empty_table()
     may_unite = uniting.may_unite(config, run.captured)
+    ended = _end_rest(run, pruned)
     if config.keep_ms is not None:
         lines = upkeep.prune(
             found.numbered,
@@ -143,11 +159,14 @@ def _fold(run: Run, after: Commit, cells: RunCells, found: Findings, loose: Sequ
             config.keep_ms,
             run.now_ms,
             config.window_ms,
+            sources=config.sources(),
             places_decide=not may_unite,
         )
+    laid = _lay(run, after, cells, found, lines)
+    spans = SPAN_SCHEMA.empty_table() if laid is None else laid.spans
     is_to_unite = may_unite and not all(map(is_folded, loose))
-    if not lines.num_rows and len(loose) < upkeep.FOLD_FILES and not is_to_unite:
-        return lines
+    if not (lines.num_rows or ended or laid) and len(loose) < upkeep.FOLD_FILES and not is_to_unite:
+        return lines, spans
     upkeep.forget_pruned(ledger, pruned, learn=True)
     # The fold goes by all that is pruned, also of streams that are forgotten now: no commit names this table.
     told = uniting.fold_plan(pruned)
@@ -155,25 +174,85 @@ def _fold(run: Run, after: Commit, cells: RunCells, found: Findings, loose: Sequ
     if plan:
         run.state.write_table(plan, told)
     proven = run.row_files if may_unite else ()
-    # Cells of a window that is pruned now may be in any file; of one that was before, only in loose ones.
-    after.cells = cells.fold(plan, proven, whole=lines.num_rows > 0)
+    # Cells of a window that goes or rests from now on may be in any file; of one that was pruned before, only
+    # in loose ones.
+    is_whole = lines.num_rows > 0 or laid is not None
+    after.cells, resting_cells = cells.fold(
+        plan, proven, whole=is_whole, resting=None if laid is None else laid.spans
+    )
+    if laid is not None:
+        run.at_rest.asleep.append(_keep_resting(run, laid, resting_cells))
+    after.resting = [each.files for each in run.at_rest.asleep]
     needed = upkeep.doubted_streams(found.rows, found.waived)
-    needed |= upkeep.roster_streams(config.roster(), ledger, found.rows, config.grace_ms, run.now_ms)
+    needed |= upkeep.roster_streams(
+        config.roster(), ledger, found.rows, config.grace_ms, run.now_ms, run.at_rest.start_ms
+    )
+    needed |= set(run.at_rest.left)
     upkeep.forget_streams(ledger, pruned, run.captured.told, needed, config.grace_ms, run.now_ms)
-    facts = kept_facts(config, run.captured, pruned)
+    facts = kept_facts(config, run.captured, pruned, run.at_rest.left)
     after.events, after.events_digest = f"events/{run.name}-folded.parquet", fact_rows.digest(facts)
     run.state.write_table(after.events, facts)
     after.folded_ms = run.now_ms
     for what, count in upkeep.late_to_keep(run.late, run.late_again).items():
         after.untrusted[what] = after.untrusted.get(what, 0) + count
         after.untrusted_at[what] = run.now_ms
-    return lines
+    return lines, spans
 
 
-def kept_facts(config: AuditConfig, captured: Capture, pruned: Mapping[str, PrunedWindows]) -> pa.Table:
-    """Every stream's facts as the state keeps them (`fact_rows.KEPT_SCHEMA`)."""
+def _end_rest(run: Run, pruned: dict[str, PrunedWindows]) -> bool:
+    """Prune what has rested for as long as evidence is kept; whether anything has."""
+    going = resting.old_enough(run.at_rest, run.config.keep_ms, run.now_ms)
+    resting.prune(run.at_rest, going, run.state, pruned)
+    for each in going:
+        lines, spans = let_go(each.spans)
+        run.pruned_lines = pa.concat_tables([run.pruned_lines, lines])
+        run.spans = pa.concat_tables([run.spans, spans])
+    return bool(going)
+
+
+def _lay(run: Run, after: Commit, cells: RunCells, found: Findings, pruned: pa.Table) -> resting.Laid | None:
+    """What comes to rest, of windows that were not pruned."""
+    newest_ms = max((each.files.at_ms for each in run.at_rest.asleep), default=None)
+    if newest_ms is not None and 0 <= run.now_ms - newest_ms < upkeep.FOLD_EVERY_MS:
+        return None  # each time leaves some files, which every run asks
+    count = sum(part.num_rows for part in parts_of(found.numbered, ["state"]))
+    if count < resting.REST_ROWS or not resting.may_rest(run.config, run.captured):
+        return None
+    tiers = tiers_of(run.config)
+    return resting.lay(
+        found.numbered,
+        pruned,
+        found.waived,
+        cells.windows_of_tail,
+        run.config,
+        run.captured.ledger,
+        resting.made_anew(after.unread),
+        tiers,
+        tier_names(found.rows, [str(each["name"]) for each in tiers]),
+        run.now_ms,
+    )
+
+
+def _keep_resting(run: Run, laid: resting.Laid, cells: Sequence[str]) -> resting.Asleep:
+    """Write what is laid to rest; the rows are this run's."""
+    files = Resting(run.now_ms, f"verdicts/{run.name}", tuple(run.row_files), tuple(cells))
+    reports = resting.lay_reports(laid.left, run.captured.ledger)
+    for stream, windows in laid.left.items():
+        run.at_rest.left.setdefault(stream, PrunedWindows(windows.window_ms)).add_all(windows)
+    resting_files.write(run.state, files, reports, laid)
+    return resting.Asleep(files, laid.spans)
+
+
+def kept_facts(
+    config: AuditConfig,
+    captured: Capture,
+    pruned: Mapping[str, PrunedWindows],
+    left: Mapping[str, PrunedWindows],
+) -> pa.Table:
+    """Every stream's facts as the state keeps them (`fact_rows.KEPT_SCHEMA`); `left` is that of windows at
+    rest."""
     groups, told = config.group_names(), captured.events.told
-    return fact_rows.facts_table(captured.ledger, captured.origins, pruned, groups, told)
+    return fact_rows.facts_table(captured.ledger, captured.origins, pruned, groups, told, left)
 
 
 @contextlib.contextmanager
@@ -199,7 +278,8 @@ def _tidy(run: Run) -> None:
         ("events", f"{run.name}.parquet"),
         ("events", f"{run.name}-folded.parquet"),
         ("events", f"{run.name}-plan.parquet"),
-        ("verdicts", run.name),
+        *(("events", f"{run.name}{AGAIN * number}.parquet") for number in (1, 2)),
+        *(("verdicts", f"{run.name}{AGAIN * number}") for number in range(3)),
     ):
         if (room, entry) not in named:
             run.state.files.remove(f"{room}/{entry}")

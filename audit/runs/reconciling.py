@@ -21,6 +21,7 @@ from millrace.audit.reconciliation.online_tiers import OnlineGroup, online_group
 from millrace.audit.reconciliation.reconcile import ClusterPartition, Gap, Passage, UnreadRange
 from millrace.audit.reconciliation.roster import roster_rows
 from millrace.audit.reconciliation.row_parts import Rows, parts_of
+from millrace.audit.reconciliation.spans import NO_SPANS
 from millrace.audit.reconciliation.verdict_rows import ClusterReading, Reconciler
 from millrace.audit.reconciliation.verdicts import WindowState, WindowVerdict
 from millrace.audit.runs.capture import Capture, MirrorPosition
@@ -100,10 +101,15 @@ def roster_of(
     rows: Rows,
     pruned: Mapping[str, PrunedWindows],
     now_ms: int,
+    resting: pa.Table = NO_SPANS,
 ) -> list[WindowVerdict]:
     """Rows for the producers that the config names and that are silent, beside the others' `rows`
-    (`verdict_rows.VERDICT_SCHEMA`)."""
+    (`verdict_rows.VERDICT_SCHEMA`). `resting` are windows that have no rows (SPAN_SCHEMA)."""
     windows = _settled_windows(rows) if config.roster() else {}
+    for span in resting.to_pylist() if config.roster() else ():
+        starts = range(span["start_ms"], span["end_ms"], span["window_ms"])
+        here = windows.setdefault(span["topic"], set())
+        here.update((start_ms, start_ms + span["window_ms"]) for start_ms in starts)
     first_reports = {
         stream: left.first_report_ms for stream, left in pruned.items() if left.first_report_ms is not None
     }

@@ -5,7 +5,7 @@ Made and handed from step to step by `job`; read by `next_commit`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -15,6 +15,8 @@ from millrace.audit.keeping.waivers import Standing, Target, waived_targets
 from millrace.audit.reconciliation.row_parts import Rows
 from millrace.audit.reconciliation.settled import SETTLED_SCHEMA
 from millrace.audit.reconciliation.spans import SPAN_SCHEMA
+from millrace.audit.report.resting_sums import RestingSums
+from millrace.audit.runs.at_rest import Asleep, AtRest
 from millrace.audit.runs.backfill import TimeRange
 from millrace.audit.runs.capture import Capture
 from millrace.audit.runs.copied_headers import Foreign
@@ -29,7 +31,8 @@ class Run:
     stream, `pruned_lines` and `spans` what earlier runs left of them by window, `late` counts what came for
     them (`late_again` what of it the next run reads again), `foreign` what lies in another topic than its
     stream's, `row_files` have this run's rows, `owed` are the roster's lines, `only` is the backfill's range,
-    `since_ms` the verdict's horizon, `told` the watermarks that were told last."""
+    `since_ms` the verdict's horizon, `told` the watermarks that were told last, `at_rest` what is not judged
+    though its evidence is kept; what of it the report tells is in `resting`, with its `sums`."""
 
     config: AuditConfig
     state: StateFolder
@@ -52,11 +55,17 @@ class Run:
     only: TimeRange | None = None
     since_ms: int | None = None
     told: dict[str, int] = field(default_factory=dict)
+    at_rest: AtRest = field(default_factory=AtRest)
+    resting: list[Asleep] = field(default_factory=list)
+    sums: list[RestingSums] = field(default_factory=list)
 
     @property
     def kept(self) -> Commit:
-        """The state whose cells and offsets this run goes on from."""
-        return self.before if self.only is None else Commit()
+        """The state whose cells and offsets this run goes on from; with the cells of what woke."""
+        if self.only is not None:
+            return Commit()
+        woken = [name for each in self.at_rest.woke for name in each.files.cells]
+        return replace(self.before, cells=[*self.before.cells, *woken]) if woken else self.before
 
 
 @dataclass(slots=True)

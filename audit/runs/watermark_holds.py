@@ -26,7 +26,7 @@ from millrace.audit.config import AuditConfig
 from millrace.audit.contract.events import EventLedger, StreamFacts
 from millrace.audit.keeping.state import Commit, StateFolder
 from millrace.audit.keeping.untrusted_waivers import read_accepted, standing_accepted, told_untrusted
-from millrace.audit.keeping.verdict_files import read_spans
+from millrace.audit.keeping.verdict_files import read_spans, resting_spans
 from millrace.audit.keeping.waivers import (
     Standing,
     Target,
@@ -126,7 +126,12 @@ class _LastRun:
                 [each.waiver for each in standing if each.stands],
                 topics,
                 over_ms=at_ms - config.grace_ms,
-                spans=read_spans(state, latest.verdicts, topics),
+                spans=pa.concat_tables(
+                    [
+                        read_spans(state, latest.verdicts, topics),
+                        resting_spans(state, latest.resting, topics),
+                    ]
+                ),
             ),
             _doubts(state, latest, summary),
         )

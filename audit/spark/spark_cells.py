@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from py4j.protocol import Py4JJavaError
@@ -43,9 +44,11 @@ from millrace.audit.reconciliation.settled import (
 from millrace.audit.reconciliation.spans import DAY_MS, SPAN_DDL
 from millrace.audit.reconciliation.verdict_rows import ROW_SCHEMA, Reconciler
 from millrace.audit.runs.arrivals import arrival_passages
+from millrace.audit.runs.at_rest import Asleep, AtRest
 from millrace.audit.runs.copied_headers import FOREIGN, foreign_rows
-from millrace.audit.runs.fact_rows import FACT_DDL, FACT_SCHEMA, pruned_of
+from millrace.audit.runs.fact_rows import FACT_DDL, FACT_SCHEMA, PrunedWindows, left_of, resting_of
 from millrace.audit.runs.partition_pins import PartitionPin
+from millrace.audit.runs.waking import WAKING, waking_row
 from millrace.audit.scanning.cell_notes import NOTE_SCHEMA, read_notes, uncounted
 from millrace.audit.scanning.cell_rows import CELL_DDL
 from millrace.audit.spark import connector_reader
@@ -66,7 +69,10 @@ from millrace.audit.spark.task_plan import (
 )
 from millrace.broker.errors import DiskFull, MillraceError
 
+AGAIN = "-again"
+"""behind the name of a run's folder: rows made once more"""
 _FOLDED = "-folded"
+_RESTS = "/rests=true/"
 _DISK_FULL = ("No space left on device", "Disk quota exceeded")
 _WHOLE = {
     "ignoreCorruptFiles": False,
@@ -96,6 +102,16 @@ class RunCells:
         self.facts = facts
         self._work = work
         self._notes: pa.Table | None = None
+        self._verdicts = f"verdicts/{name}"
+
+    def again(self, room: str, ending: str) -> str:
+        """The name in a room of a file that is made once more."""
+        return f"{room}/{self._verdicts.partition('/')[2]}{AGAIN}{ending}"
+
+    def go_on_from(self, kept: Sequence[str], facts: str) -> None:
+        """Reconcile once more, beside these kept cells and facts."""
+        self._kept, self.facts = list(kept), facts
+        self._verdicts = self.again("verdicts", "")
 
     def count(
         self,
@@ -204,13 +220,15 @@ class RunCells:
         with self._spread(self._size_of([*self._kept, *self.new_files()])), failing_in_one_line(self._state):
             return arrival_passages(self.all(), pins, sources, aggregate)
 
-    def reconcile(self, reconciler: Reconciler, verdicts: Sequence[str] | None) -> RowFiles:
+    def reconcile(
+        self, reconciler: Reconciler, verdicts: Sequence[str] | None, at_rest: AtRest | None = None
+    ) -> RowFiles:
         """Every stream's verdicts, from the cells on disk and the facts, with their revisions beside the
         `verdicts` of the run before (none in the first one); unnumbered where that is None, in a backfill.
 
         Executors write them (`keeping.verdict_files`): rows (NUMBERED_SCHEMA), and in states of their own the
-        lines that are carried on (`settled`), late records of pruned windows (PRUNED), and copies in other
-        topics (FOREIGN).
+        lines that are carried on (`settled`), late records of pruned windows (PRUNED), what came for those at
+        rest (WAKING), and copies in other topics (FOREIGN).
         """
 
         is_numbered = verdicts is not None
@@ -222,26 +240,46 @@ class RunCells:
         size = self._size_of([*self._kept, *self.new_files(), *row_files(verdicts or ())])
         with self._spread(size):
             with failing_in_one_line(self._state):
-                told = self._told(reconciler.topics, verdicts or ())
+                told = self._told(reconciler.topics, verdicts or (), at_rest or AtRest())
                 cells = self.all().groupBy("stream")
                 rows = cells.cogroup(told.groupBy("stream")).applyInArrow(rows_of, NUMBERED_DDL)
                 hours = stretch_hours(shuffle_count_of(size, 1), self._count_days)
                 rows = spread(rows, hours)  # what is written is counted behind it, once
-            folder = f"verdicts/{self._folder.partition('/')[2]}"
             laid = functools.partial(by_day, hours=hours)
-            return RowFiles(self._state, self._write(rows, folder, "verdicts", laid), self._work)
+            return RowFiles(self._state, self._write(rows, self._verdicts, "verdicts", laid), self._work)
 
     def _count_days(self) -> int:
         """On how many days windows with cells begin."""
         return self.all().select(f.expr(f"floor(window_start_ms / {DAY_MS})")).distinct().count()
 
-    def _told(self, topics: Sequence[str], verdicts: Sequence[str]) -> DataFrame:
+    def _rows_before(self, verdicts: Sequence[str], at_rest: AtRest) -> DataFrame | None:
+        """Rows of windows that are judged: of the run before, or of the one with which they came to rest."""
+        wanted = col("state").isin(*LINE_STATES)
+        found = []
+        if row_files(verdicts):
+            rows = self._read(row_files(verdicts), NUMBERED_DDL).filter(wanted)
+            found.append(self._within(rows, at_rest.asleep, inside=False))
+        for each in at_rest.woke:
+            if not set(each.files.rows) <= set(verdicts):
+                rows = self._read(each.files.rows, NUMBERED_DDL).filter(wanted)
+                found.append(self._within(rows, [each], inside=True))
+        return functools.reduce(DataFrame.unionByName, found) if found else None
+
+    def _within(self, rows: DataFrame, windows: Sequence[Asleep], *, inside: bool) -> DataFrame:
+        """Those of the rows whose window is one of these, or is none of them."""
+        if not windows:
+            return rows
+        spans = self._read([each.files.spans for each in windows], SPAN_DDL)
+        marked = in_spans(rows.withColumn("pruned", lit(False)), spans)
+        return marked.filter(col("pruned") == inside).drop("pruned")
+
+    def _told(self, topics: Sequence[str], verdicts: Sequence[str], at_rest: AtRest) -> DataFrame:
         """What is known of each stream beside its cells: rows of its facts, and of the lines that the run
         before kept of the audited topics, as a `line` (`settled.LINE_SCHEMA`)."""
         facts = self._read([self.facts], FACT_DDL)
         lines = self._read(line_files(verdicts), SETTLED_DDL)
-        if row_files(verdicts):
-            rows = self._read(row_files(verdicts), NUMBERED_DDL).filter(col("state").isin(*LINE_STATES))
+        rows = self._rows_before(verdicts, at_rest)
+        if rows is not None:
             of_rows = rows.withColumnsRenamed({"content": "compared", "said": "content"}).withColumns(
                 {"folded": lit(False), "open": col("state") == REOPENED}
             )
@@ -322,15 +360,18 @@ class RunCells:
                 large.add(folder)
         return [name for name in names if name.rpartition("/")[0] not in large]
 
-    def fold(self, plan: str, rows: Sequence[str], *, whole: bool = False) -> list[str]:
+    def fold(
+        self, plan: str, rows: Sequence[str], *, whole: bool = False, resting: pa.Table | None = None
+    ) -> tuple[list[str], list[str]]:
         """Write what is kept of all loose cells, or the `whole` of them, into few files; without those of
         windows that the plan (`uniting.fold_plan`, "" where there is none) calls pruned, and those that these
-        files of this run's rows call proven united. Returns the files that there are then."""
+        files of this run's rows call proven united. Returns the files that there are then, and those of the
+        windows that come to rest (SPAN_SCHEMA)."""
         new = self.new_files()
         sources = [*self._kept, *new] if whole else self.loose_files()
         left = [name for name in self._kept if name not in set(sources)]
         if not sources:
-            return left
+            return left, []
         parts = []
         kept = [name for name in self._kept if name in set(sources)]
         if kept:
@@ -341,15 +382,21 @@ class RunCells:
         if plan or rows:
             verdicts = self._read(rows, NUMBERED_DDL).select(*ASKED)
             told = self._read([plan] if plan else [], PLAN_DDL).unionByName(
-                verdicts.mapInArrow(proven_of, PLAN_DDL)
+                verdicts.mapInArrow(lambda batches: proven_of(batches, resting), PLAN_DDL)
             )
-            cells = cells.groupBy("stream").cogroup(told.groupBy("stream")).applyInArrow(folded, CELL_DDL)
+            made, ddl = (folded, CELL_DDL) if resting is None else (laid_apart, f"{CELL_DDL}, rests boolean")
+            cells = cells.groupBy("stream").cogroup(told.groupBy("stream")).applyInArrow(made, ddl)
         else:
             cells = cells.filter(~col("tail"))
         size = self._size_of(sources)
         with self._spread(size):
             few = cells.coalesce(max(1, math.ceil(folded_files_of(size))))
-            return [*left, *self._write(few, f"{self._folder}{_FOLDED}")]
+            folder = f"{self._folder}{_FOLDED}"
+            if resting is None:
+                return [*left, *self._write(few, folder)], []
+            files = self._write(few, folder, laid=lambda rows: rows.write.partitionBy("rests"))
+            rest = [name for name in files if _RESTS in name]
+            return [*left, *(name for name in files if _RESTS not in name)], rest
 
 
 def in_spans(lines: DataFrame, spans: DataFrame) -> DataFrame:
@@ -376,19 +423,19 @@ def in_spans(lines: DataFrame, spans: DataFrame) -> DataFrame:
 
 def is_folded(name: str) -> bool:
     """Whether a fold has written this file of cells."""
-    return name.rpartition("/")[0].endswith(_FOLDED)
+    return any(part.endswith(_FOLDED) for part in name.split("/")[:-1])
 
 
-def proven_of(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def proven_of(batches: Iterator[pa.RecordBatch], resting: pa.Table | None = None) -> Iterator[pa.RecordBatch]:
     """The plan's rows of proven windows; runs in Spark's workers."""
     for batch in batches:
-        yield from fold_plan({}, proven_windows(pa.Table.from_batches([batch]))).to_batches()
+        yield from fold_plan({}, proven_windows(pa.Table.from_batches([batch])), resting).to_batches()
 
 
 def unpruned(cells: pa.Table, facts: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """(a stream's cells without, its cells of, windows that its facts call pruned)."""
+    """(a stream's cells without, its cells of, windows that its facts call pruned, or at rest)."""
     rows = facts.to_pylist()
-    pruned = pruned_of(rows[0]) if rows else None
+    pruned = left_of(rows[0]) if rows else None
     if pruned is None or not cells.num_rows:
         return cells, cells.slice(0, 0)
     starts = cells["window_start_ms"]
@@ -406,6 +453,18 @@ def folded(cells: pa.Table, plan: pa.Table) -> pa.Table:
     return unite(living, plan.filter(pc.is_valid(plan["window_start_ms"])))
 
 
+def laid_apart(cells: pa.Table, plan: pa.Table) -> pa.Table:
+    """What is kept of one stream's cells, and whether each comes to rest; runs in Spark's workers."""
+    kept = folded(cells, plan)
+    windows = plan.filter(pc.fill_null(plan["rests"], False)).sort_by("window_start_ms")
+    firsts, starts = windows["window_start_ms"].to_numpy(), kept["window_start_ms"].to_numpy()
+    ends = firsts + windows["window_ms"].to_numpy()
+    at = np.searchsorted(firsts, starts, side="right") - 1
+    rests = at >= 0
+    rests[rests] = starts[rests] < ends[at[rests]]
+    return kept.append_column("rests", pa.array(rests))
+
+
 def numbered_verdicts(
     reconciler: Reconciler, cells: pa.Table, told: pa.Table, is_numbered: bool = True
 ) -> pa.Table:
@@ -417,7 +476,7 @@ def numbered_verdicts(
     if not is_numbered:
         return unnumbered(rows)
     lines = pa.Table.from_struct_array(told.filter(is_line)["line"]).cast(LINE_SCHEMA)
-    is_counting = pc.is_in(rows["state"], value_set=pa.array([PRUNED, FOREIGN]))
+    is_counting = pc.is_in(rows["state"], value_set=pa.array([PRUNED, FOREIGN, WAKING]))
     numbered = number_rows(rows.filter(pc.invert(is_counting)), lines, reconciler.now_ms)
     return pa.concat_tables([numbered, unnumbered(rows.filter(is_counting))])
 
@@ -438,17 +497,34 @@ def verdicts_of(reconciler: Reconciler, cells: pa.Table, facts: pa.Table) -> pa.
 def _own_rows(
     reconciler: Reconciler, cells: pa.Table, facts: pa.Table, known: Sequence[Mapping[str, Any]]
 ) -> pa.Table:
-    living, late = unpruned(cells, facts)
+    living, others = unpruned(cells, facts)
     rows = reconciler.rows(living, facts)
-    pruned = pruned_of(known[0]) if known else None
-    if pruned is None:
+    left = left_of(known[0]) if known else None
+    if left is None:
         return rows
+    counting = came_for_others(reconciler, known[0], living, others, rows)
+    rows = rows.filter(pc.invert(starts_in(rows, left)))
+    return pa.concat_tables([rows, pa.Table.from_pylist(counting, ROW_SCHEMA)]) if counting else rows
+
+
+def came_for_others(
+    reconciler: Reconciler, known: Mapping[str, Any], living: pa.Table, others: pa.Table, rows: pa.Table
+) -> list[dict[str, Any]]:
+    """What came for windows of a stream that are not judged: rows that count it, or wake those at rest.
+    `living` are its cells in windows that are judged, `others` those in others, `rows` what is said of it."""
+    topic, told, resting = reconciler.told_topic([known]) or "", [], resting_of(known)
+    if resting is not None:
+        told.append(waking_row(topic, known, resting, living, others, rows))
+        others = others.filter(pc.invert(starts_in(others, resting)))
+    if others.num_rows:
+        told.append(late_row(topic, known["stream"], others))
+    return [row for row in told if row is not None]
+
+
+def starts_in(rows: pa.Table, windows: PrunedWindows) -> pa.Array:
+    """Whether each row's window is one of these."""
     starts = rows["window_start_ms"].to_pylist()
-    rows = rows.filter(pa.array([start is None or not pruned.has(start) for start in starts], pa.bool_()))
-    if not late.num_rows:
-        return rows
-    row = late_row(reconciler.told_topic(known) or "", known[0]["stream"], late)
-    return pa.concat_tables([rows, pa.Table.from_pylist([row], ROW_SCHEMA)])
+    return pa.array([start is not None and windows.has(start) for start in starts], pa.bool_())
 
 
 def cluster_options(config: AuditConfig) -> dict[str, str]:

@@ -8,6 +8,7 @@ from tests.mutants.of_audit_keeping import OF_AUDIT_KEEPING
 from tests.mutants.of_audit_ledger import OF_AUDIT_LEDGER
 from tests.mutants.of_audit_outcome import OF_AUDIT_OUTCOME
 from tests.mutants.of_audit_reading import OF_AUDIT_READING
+from tests.mutants.of_audit_resting import OF_AUDIT_RESTING
 from tests.mutants.of_audit_runs import OF_AUDIT_RUNS
 from tests.mutants.of_audit_upkeep import OF_AUDIT_UPKEEP
 from tests.mutants.of_audit_verdicts import OF_AUDIT_VERDICTS
@@ -45,6 +46,7 @@ MUTANTS = (
     *OF_AUDIT_CLIENTS,
     *OF_AUDIT_KEEPING,
     *OF_AUDIT_UPKEEP,
+    *OF_AUDIT_RESTING,
     *OF_AUDIT_LEDGER,
     *OF_AUDIT_OUTCOME,
     *OF_AUDIT_RUNS,

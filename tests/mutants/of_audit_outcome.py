@@ -85,7 +85,8 @@ OF_AUDIT_OUTCOME = (
         name="roster-member-forgotten",
         promise="A producer of the roster that closed is still told as that when its evidence is pruned.",
         file="audit/keeping/upkeep.py",
-        rule="return speaking_streams(roster, ledger.streams.values(), _oldest_ms(rows), grace_ms, now_ms)",
+        rule="return speaking_streams(roster, ledger.streams.values(), min(known, default=None), "
+        "grace_ms, now_ms)",
         instead="return set()",
         red=(f"{UNIT}/test_roster.py::test_the_roster_says_the_same_when_what_may_be_forgotten_is",),
     ),

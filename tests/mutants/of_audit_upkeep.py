@@ -89,8 +89,8 @@ OF_AUDIT_UPKEEP = (
         name="late-records-of-no-audited-topic",
         promise="Late records hold the audited topic's watermark, whatever their producer calls it.",
         file="audit/spark/spark_cells.py",
-        rule='late_row(reconciler.told_topic(known) or "", ',
-        instead='late_row(known[0]["topic"] or "", ',
+        rule='reconciler.told_topic([known]) or "", [], resting_of(known)',
+        instead='known["topic"] or "", [], resting_of(known)',
         red=(
             f"{JOB}/test_late_records.py"
             "::test_late_records_where_topics_are_merged_are_counted_once_and_under_the_audited_topics_name",

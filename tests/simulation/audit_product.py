@@ -27,32 +27,37 @@ from millrace.audit.config import AuditConfig, parse_config
 from millrace.audit.contract.events import EventLedger, event_to_keep, kept_event
 from millrace.audit.contract.group_counts import open_claims
 from millrace.audit.keeping import upkeep
-from millrace.audit.keeping.state import Commit, StateFolder
+from millrace.audit.keeping.state import Commit, Resting, StateFolder
 from millrace.audit.keeping.uniting import fold_plan, may_unite, proven_windows
 from millrace.audit.keeping.waivers import give_waiver, standing_waivers
 from millrace.audit.reconciliation import plain_windows
 from millrace.audit.reconciliation.horizon import DEFAULT_HORIZON_MS, split_older
+from millrace.audit.reconciliation.row_keys import WINDOW, keys_of
 from millrace.audit.reconciliation.settled import (
     NUMBERED_SCHEMA,
     SETTLED_SCHEMA,
     but,
     earlier_lines,
+    let_go,
     lines_but,
     lines_of,
     number_rows,
     rows_of,
+    unnumbered,
 )
-from millrace.audit.reconciliation.spans import LOOKED_AT_MS, SPAN_SCHEMA, sum_up
+from millrace.audit.reconciliation.spans import LOOKED_AT_MS, SPAN_SCHEMA, are_in, inside, outside, sum_up
 from millrace.audit.reconciliation.verdict_rows import ROW_SCHEMA, Reconciler, evident_rows, iso_time
 from millrace.audit.reconciliation.verdicts import WindowVerdict
 from millrace.audit.reconciliation.watermark import Waiver
+from millrace.audit.report.plain import tier_names
 from millrace.audit.report.summary import summarise
 from millrace.audit.runs import capture as capture_module
-from millrace.audit.runs import event_reading, partition_pins
+from millrace.audit.runs import event_reading, partition_pins, resting
 from millrace.audit.runs.arrivals import of_pinned, stream_passages
+from millrace.audit.runs.at_rest import Asleep, AtRest, as_pruned
 from millrace.audit.runs.capture import settle_claims
 from millrace.audit.runs.event_reading import EventsRead, events_known, stream_of_key
-from millrace.audit.runs.fact_rows import PrunedWindows, facts_table, pruned_of, restore, restore_pruned
+from millrace.audit.runs.fact_rows import PrunedWindows, facts_table, left_of, restore, restore_pruned
 from millrace.audit.runs.reading_plan import plan_ranges, read_until
 from millrace.audit.runs.reconciling import reconciler_of, roster_of, streams_of, tiers_of
 from millrace.audit.runs.run import Findings
@@ -63,7 +68,7 @@ from millrace.audit.scanning.cell_notes import counts_of, unaudited_of, united_n
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA, NOTE_UNTRUSTED
 from millrace.audit.scanning.stream_cells import StreamCells
 from millrace.audit.spark.read_options import parse_options
-from millrace.audit.spark.spark_cells import folded, unpruned
+from millrace.audit.spark.spark_cells import came_for_others, folded, laid_apart, unpruned
 from millrace.audit.spark.task_plan import ranges_option
 from millrace.audit.spark.task_reader import _read_cells
 from tests.settling import Windows, reported, settle
@@ -81,6 +86,10 @@ one check speaks of the runs before it, too."""
 def _is_pruned(row: WindowVerdict, pruned: PrunedWindows | None) -> bool:
     start_ms = row.window_start_ms
     return pruned is not None and start_ms is not None and pruned.has(start_ms)
+
+
+def _held_back(tail: pa.Table) -> set[tuple[str, int]]:
+    return set(zip(*(tail[name].to_pylist() for name in ("stream", "window_start_ms")), strict=True))
 
 
 def _whole(tables: Sequence[pa.Table]) -> pa.Table:
@@ -185,7 +194,15 @@ class Audit:
     events_luck: Random = field(default_factory=lambda: Random(1))
     waivers: list[Waiver] = field(default_factory=list)
 
+    asleep: list[Asleep] = field(default_factory=list)
+    rested_by: str = ""
+    sums: dict[str, Any] = field(default_factory=dict)
+    tables: dict[str, pa.Table] = field(default_factory=dict)
+    told_at_rest: dict[str, list[tuple[WindowVerdict, int | None]]] = field(default_factory=dict)
+    """{run: rows that came to rest with it, and when they were made}"""
+
     upkeep_luck: Random = field(default_factory=lambda: Random(1))
+    rest_luck: Random = field(default_factory=lambda: Random(5))
     spans_luck: Random = field(default_factory=lambda: Random(4))
     check_luck: Random = field(default_factory=lambda: Random(2))
 
@@ -216,8 +233,9 @@ class Audit:
         for stream, clusters in origins.items():
             captured.origins.setdefault(stream, set()).update(clusters)
         checks = self.check_luck.random() < CHECKS
+        at_rest = self._awake(config, captured)
         if checks:
-            self._require_all_events(captured, pruned)
+            self._require_all_events(captured, pruned, at_rest)
         settle_claims(captured, self.commit)
         topic_of = {each.stream: each.topic for each in streams_of(config, captured)}
         late = Counter(upkeep.forget_pruned(captured.ledger, pruned, topic_of))
@@ -242,43 +260,59 @@ class Audit:
             claims=[(*place, each) for place, each in sorted(open_claims(ledger, captured.claims).items())],
             answered=[(*place, count) for place, count in sorted(captured.answered.items())],
         )
-        facts = self._facts(captured.ledger, captured, pruned)
         tail_notes = tail.filter(pc.is_valid(tail["note"]))
         unread = unread_of(tail_notes, captured.vanished_ms)
-        evident, numbered, late_rows = self._reconcile(
-            config, captured, commit, facts, _whole([*self.kept, new]), unread
-        )
+        while True:
+            facts = self._facts(captured.ledger, captured, pruned, at_rest.left)
+            kept = [*self.kept, *(self.tables[name] for each in at_rest.woke for name in each.files.cells)]
+            before = self._before(at_rest)
+            evident, numbered, late_rows = self._reconcile(
+                config, captured, commit, facts, _whole([*kept, new]), unread, before, at_rest
+            )
+            told = pa.concat_tables([numbered, unnumbered(late_rows)])
+            hit = resting.hit_by(at_rest, told)
+            if not hit:
+                break
+            self.world.note("woken by a record")
+            resting.wake(at_rest, hit, self, captured.ledger)
         late += Counter(upkeep.late_counts(late_rows))
         lines = _whole([self._earlier(config)[1], lines_of(numbered)])
         if checks:
-            self._require_settled(config, captured, evident, lines, rows_of(numbered))
+            self._require_settled(config, captured, evident, lines, rows_of(numbered), before)
         since_ms = None if horizon_ms is None else captured.taken_ms - horizon_ms
         found, summary = self._judge(
-            config, captured, commit, numbered, lines, tail_notes, notes, late, since_ms
+            config, captured, commit, numbered, lines, tail_notes, notes, late, since_ms, at_rest
         )
+        asleep = list(at_rest.asleep)
         commit.claims = upkeep.claims_to_keep(
             commit.claims, found.rows, config.grace_ms, config.keep_ms, captured.taken_ms
         )
         commit.watermarks = {topic: at for topic, at in found.watermarks.items() if at is not None}
         going: list[tuple[str, int]] = []
         if not dies:
-            self.commit, self.kept, self.facts = commit, [*self.kept, settled], facts
+            self.commit, self.kept, self.facts = commit, [*kept, settled], facts
             self.settled, self.numbered = lines, numbered
+            self.asleep, self.rested_by = list(at_rest.asleep), resting.judged_by(config)
             again = upkeep.late_counts(late_rows, again=True)
-            kept = upkeep.late_to_keep(late, again)
-            going = self._prune(config, captured, found, tail, pruned, kept)
+            late_again = upkeep.late_to_keep(late, again)
+            pruned, pruned_lines, going = self._prune(
+                config, captured, found, tail, pruned, late_again, at_rest
+            )
+            self._lay(config, captured, found, tail, pruned, pruned_lines, at_rest, evident)
             self._sum_up(captured.taken_ms)
             if may_unite(config, captured) and self.luck.random() < 0.5:
                 self._fold(fold_plan({}, proven_windows(pa.concat_tables(found.rows.parts()))), tail)
+        slept = [told for each in asleep for told in self.told_at_rest[each.files.name]]
+        made_ms = {(row.topic, row.stream, row.window_start_ms, row.producer): at_ms for row, at_ms in slept}
         return Result(
-            rows=[row for row, *_ in evident],
+            rows=[*(row for row, *_ in evident), *(row for row, _ in slept)],
             watermarks=found.watermarks,
             now_ms=captured.taken_ms,
             untrusted={each.what: each.count for each in found.doubts.told()},
             exit_status=summary["exit_status"],
             summary=summary,
             since_ms=since_ms,
-            made_ms=made_of(numbered),
+            made_ms={**made_of(numbered), **made_ms},
             pruned=going,
         )
 
@@ -288,29 +322,38 @@ class Audit:
         captured: Any,
         found: Findings,
         tail: pa.Table,
-        before: Mapping[str, PrunedWindows],
+        before: dict[str, PrunedWindows],
         late: Mapping[str, int],
-    ) -> list[tuple[str, int]]:
-        """As a run that folds and keeps no evidence for ever; returns (stream, window) of what went."""
+        at_rest: AtRest,
+    ) -> tuple[dict[str, PrunedWindows], pa.Table, list[tuple[str, int]]]:
+        """As a run that folds and keeps no evidence for ever; returns what is pruned then, the lines and
+        (stream, window) of what went."""
+        nothing = SETTLED_SCHEMA.empty_table()
         if config.keep_ms is None or self.upkeep_luck.random() < 0.3:
-            return []
-        earlier, ledger = self._earlier(config)[1], captured.ledger
-        pruned = {stream: left.copy() for stream, left in before.items()}
+            return before, nothing, []
+        ledger, pruned = captured.ledger, {stream: left.copy() for stream, left in before.items()}
+        ended = resting.old_enough(at_rest, config.keep_ms, captured.taken_ms)
+        resting.prune(at_rest, ended, self, pruned)
+        for each in ended:
+            self.world.note("rested for as long as is kept")
+            alone, spans = let_go(each.spans)
+            self.settled, self.spans = _whole([self.settled, alone]), _whole([self.spans, spans])
+        self.asleep = list(at_rest.asleep)
+        earlier = self._earlier(config)[1]
         lines = upkeep.prune(
             Windows(found.numbered, 3),
             earlier,
             pruned,
             found.waived,
-            lambda: set(
-                zip(*(tail[name].to_pylist() for name in ("stream", "window_start_ms")), strict=True)
-            ),
+            lambda: _held_back(tail),
             config.keep_ms,
             captured.taken_ms,
             WINDOW_MS,
+            sources=config.sources(),
             places_decide=not may_unite(config, captured),
         )
-        if not lines.num_rows:
-            return []
+        if not lines.num_rows and not ended:
+            return before, nothing, []
         upkeep.forget_pruned(ledger, pruned, learn=True)
         self._fold(fold_plan(pruned), tail)
         going = [
@@ -318,16 +361,98 @@ class Audit:
             for stream, left in pruned.items()
             for start_ms in left.windows - (before[stream].windows if stream in before else BitMap64())
         ]
-        needed = upkeep.doubted_streams(found.rows, found.waived)
+        needed = upkeep.doubted_streams(found.rows, found.waived) | set(at_rest.left)
         needed |= upkeep.roster_streams(
-            config.roster(), ledger, found.rows, config.grace_ms, captured.taken_ms
+            config.roster(), ledger, found.rows, config.grace_ms, captured.taken_ms, at_rest.start_ms
         )
         upkeep.forget_streams(ledger, pruned, captured.told, needed, config.grace_ms, captured.taken_ms)
-        self.facts = self._facts(ledger, captured, pruned)
+        self.facts = self._facts(ledger, captured, pruned, at_rest.left)
         self.commit.untrusted = dict(Counter(self.commit.untrusted) + Counter(late))
         self.settled = _whole([but(earlier, lines), lines, lines_but(found.numbered, lines)])
         self.numbered = but(found.numbered, lines)
-        return going
+        return pruned, lines, going
+
+    def read_table(self, name: str, wanted: pc.Expression | None = None) -> pa.Table:
+        """What lies at rest, for `resting`."""
+        table = self.tables[name]
+        return table if wanted is None else table.filter(wanted)
+
+    def _awake(self, config: AuditConfig, captured: Any) -> AtRest:
+        """What is at rest, when whoever judges begins."""
+        at_rest = AtRest(
+            list(self.asleep), {} if self.facts is None else restore_pruned(self.facts, "resting")
+        )
+        _, lost = plan_ranges(captured, config, self.commit)
+        waking = resting.to_wake(at_rest, self, config, captured, lost, self.rested_by, captured.taken_ms)
+        self.world.kinds["woken by an event"] += bool(waking)
+        resting.wake(at_rest, waking, self, captured.ledger)
+        return at_rest
+
+    def _before(self, at_rest: AtRest) -> pa.Table:
+        """The lines that rows are numbered by, those of what woke among them."""
+        woken = [lines_of(self.tables[name]) for each in at_rest.woke for name in each.files.rows]
+        return pa.concat_tables(
+            [SETTLED_SCHEMA.empty_table() if self.settled is None else self.settled, *woken]
+        )
+
+    def _lay(
+        self,
+        config: AuditConfig,
+        captured: Any,
+        found: Findings,
+        tail: pa.Table,
+        pruned: Mapping[str, PrunedWindows],
+        pruned_lines: pa.Table,
+        at_rest: AtRest,
+        evident: Sequence[tuple],
+    ) -> None:
+        """As a run that has many rows, and lays those to rest that are proven."""
+        if self.rest_luck.random() < 0.2 or not resting.may_rest(config, captured):
+            return
+        tiers, ledger = tiers_of(config), captured.ledger
+        names = tier_names(found.rows, [each["name"] for each in tiers])
+        laid = resting.lay(
+            Windows(found.numbered, 3),
+            pruned_lines,
+            found.waived,
+            lambda: _held_back(tail),
+            config,
+            ledger,
+            resting.made_anew(self.commit.unread),
+            tiers,
+            names,
+            captured.taken_ms,
+        )
+        if laid is None:
+            return
+        self.world.note("laid to rest")
+        name = f"{self.commit.number:08d}"
+        files = Resting(captured.taken_ms, f"verdicts/{name}", (f"{name}/rows",), (f"{name}/cells",))
+        self.tables[files.facts] = resting.lay_reports(laid.left, ledger)
+        for stream, windows in laid.left.items():
+            at_rest.left.setdefault(stream, PrunedWindows(WINDOW_MS)).add_all(windows)
+        plan = fold_plan(pruned, proven_windows(pa.concat_tables(found.rows.parts())), laid.spans)
+        apart = self._folded(plan, tail, laid_apart)
+        self.kept = [apart.filter(pc.invert(apart["rests"])).drop_columns("rests")]
+        self.tables[files.cells[0]] = apart.filter(apart["rests"]).drop_columns("rests")
+        self.tables[files.spans] = laid.spans
+        self.tables[files.rows[0]] = inside(found.numbered, laid.spans)
+        self.sums[files.name] = json.loads(json.dumps(laid.sums.told["tally"]))
+        made = made_of(found.numbered)
+        rows = [row for row, *_ in evident]
+        windows = keys_of([(row.topic, row.window_start_ms) for row in rows], WINDOW)
+        self.told_at_rest[files.name] = [
+            (row, made[row.topic, row.stream, row.window_start_ms, row.producer])
+            for row, rests in zip(rows, are_in(windows, laid.spans).to_pylist(), strict=True)
+            if rests
+        ]
+        self.asleep = [*at_rest.asleep, Asleep(files, laid.spans)]
+        self.facts = self._facts(ledger, captured, pruned, at_rest.left)
+        assert self.settled is not None and self.numbered is not None
+        folded = self.settled["folded"]
+        living = outside(self.settled.filter(pc.invert(folded)), laid.spans)
+        self.settled = _whole([self.settled.filter(folded), living])
+        self.numbered = outside(self.numbered, laid.spans)
 
     def _sum_up(self, now_ms: int) -> None:
         """Lines of pruned windows become spans, in days of a few windows, over as soon as they end."""
@@ -352,12 +477,18 @@ class Audit:
         return ledger, origins, told
 
     def _facts(
-        self, ledger: EventLedger, captured: Any, pruned: Mapping[str, PrunedWindows] | None = None
+        self,
+        ledger: EventLedger,
+        captured: Any,
+        pruned: Mapping[str, PrunedWindows],
+        left: Mapping[str, PrunedWindows],
     ) -> pa.Table:
         groups = {group.name for group in self.world.groups}
-        return facts_table(ledger, captured.origins, pruned, groups, captured.events.told)
+        return facts_table(ledger, captured.origins, pruned, groups, captured.events.told, left)
 
-    def _require_all_events(self, captured: Any, pruned: Mapping[str, PrunedWindows]) -> None:
+    def _require_all_events(
+        self, captured: Any, pruned: Mapping[str, PrunedWindows], at_rest: AtRest
+    ) -> None:
         """Whoever reads all events learns nothing that this run does not know."""
         ledger, _, _ = self._known()
         streams = set()
@@ -367,28 +498,40 @@ class Audit:
             for key, value in filter(pinned.__contains__, self.whole[cluster]):
                 ledger.add(key, value)
                 streams.add(stream_of_key(key)[1])
-        whole, ours = (self._without(pruned, each, captured) for each in (ledger, deepcopy(captured.ledger)))
+        whole, ours = (
+            self._without(pruned, at_rest, each, captured) for each in (ledger, deepcopy(captured.ledger))
+        )
         assert whole == ours, "the facts"
         assert (ledger.untrusted, set(captured.told)) == (captured.ledger.untrusted, streams - {""})
         assert ledger.distrusted_groups == captured.ledger.distrusted_groups
         assert ledger.gaps.items() <= captured.ledger.gaps.items()
 
     def _without(
-        self, pruned: Mapping[str, PrunedWindows], ledger: EventLedger, captured: Any
+        self,
+        pruned: Mapping[str, PrunedWindows],
+        at_rest: AtRest,
+        ledger: EventLedger,
+        captured: Any,
     ) -> tuple[pa.Table, dict[str, int]]:
         left = {stream: each.copy() for stream, each in pruned.items()}
         late = upkeep.forget_pruned(ledger, left)
-        return self._facts(ledger, captured, left), late
+        resting.lay_reports({stream: each.copy() for stream, each in at_rest.left.items()}, ledger)
+        return self._facts(ledger, captured, left, at_rest.left), late
 
     def _fold(self, plan: pa.Table, tail: pa.Table) -> None:
         """As a run that folds, stream by stream: cells of what is proven are united, of what is pruned go."""
+        self.kept = [self._folded(plan, tail, folded)]
+
+    def _folded(
+        self, plan: pa.Table, tail: pa.Table, made: Callable[[pa.Table, pa.Table], pa.Table]
+    ) -> pa.Table:
         kept = _whole([*self.kept, tail])
         kept = kept.filter(pc.is_null(kept["note"]))
         parts = []
         for stream in kept["stream"].unique().to_pylist():
             told = plan.filter(pc.equal(plan["stream"], stream))
-            parts.append(folded(kept.filter(pc.equal(kept["stream"], stream)), told))
-        self.kept = [pa.concat_tables(parts)] if parts else []
+            parts.append(made(kept.filter(pc.equal(kept["stream"], stream)), told))
+        return pa.concat_tables([made(CELL_SCHEMA.empty_table(), plan.slice(0, 0)), *parts])
 
     def _judge(
         self,
@@ -401,6 +544,7 @@ class Audit:
         notes: pa.Table,
         late: Mapping[str, int],
         since_ms: int | None,
+        at_rest: AtRest,
     ) -> tuple[Findings, dict[str, Any]]:
         """As the job does after it has reconciled: doubts, settled verdicts, watermarks and the summary."""
         rows, now_ms = Windows(rows_of(numbered), 3), captured.taken_ms
@@ -415,7 +559,7 @@ class Audit:
             waivers,
             config.topics,
             over_ms=captured.taken_ms - config.grace_ms,
-            spans=self.spans,
+            spans=pa.concat_tables([self.spans, at_rest.spans]),
         )
         watermarks = doubts.held(watermarks, self.commit.watermarks)
         deciding, older = split_older(rows, since_ms)
@@ -435,6 +579,7 @@ class Audit:
             since_ms=since_ms,
             unaudited=Counter(unaudited_of(notes)) + Counter(unaudited_of(tail_notes)),
             watermarks={topic: iso_time(at) for topic, at in watermarks.items()},
+            resting=[self.sums[each.files.name] for each in at_rest.asleep],
         )
         return found, summary
 
@@ -536,6 +681,8 @@ class Audit:
         facts: pa.Table,
         cells: pa.Table,
         doubts: Any,
+        before: pa.Table,
+        at_rest: AtRest,
     ) -> tuple[list[tuple], pa.Table, pa.Table]:
         """((verdict, evidence) of every row, the rows numbered stream by stream, with their lines, the rows
         that count what came for pruned windows)."""
@@ -546,7 +693,7 @@ class Audit:
             for stream in cells["stream"].unique().to_pylist()
         }
         told = {row["stream"]: row for row in facts.to_pylist()}
-        lines, _ = self._earlier(config)
+        lines, _ = self._earlier(config, before)
         rows: list[tuple] = []
         late: list[dict[str, Any]] = []
         numbered = [NUMBERED_SCHEMA.empty_table()]
@@ -562,27 +709,35 @@ class Audit:
                 cells = by_stream.get(stream, CELL_SCHEMA.empty_table())
                 of_stream = facts.filter(pc.equal(facts["stream"], stream))
                 cells, gone = unpruned(cells, of_stream)
-                pruned = pruned_of(known[0]) if known else None
-                if gone.num_rows:
-                    late.append(upkeep.late_row(reconciler.told_topic(known) or "", stream, gone))
+                pruned = left_of(known[0]) if known else None
                 own = list(reconciler.verdicts(cells, known)) if known or cells.num_rows else []
                 if own:
                     with mock.patch.object(plain_windows, "FEW_WINDOWS", 1):  # as of streams that have many
                         assert reconciler.rows(cells, of_stream).equals(evident_rows(own))
+                if known:
+                    late += came_for_others(reconciler, known[0], cells, gone, evident_rows(own))
                 number(stream, [each for each in own if not _is_pruned(each[0], pruned)])
-        owed = roster_of(config, captured, _whole(numbered), restore_pruned(facts), captured.taken_ms)
+        left = as_pruned(restore_pruned(facts), at_rest)
+        owed = roster_of(config, captured, _whole(numbered), left, captured.taken_ms, at_rest.spans)
         number("", [(row,) for row in owed])
         return rows, _whole(numbered), pa.Table.from_pylist(late, ROW_SCHEMA)
 
-    def _earlier(self, config: AuditConfig) -> tuple[pa.Table, pa.Table]:
-        before = SETTLED_SCHEMA.empty_table() if self.settled is None else self.settled
+    def _earlier(self, config: AuditConfig, before: pa.Table | None = None) -> tuple[pa.Table, pa.Table]:
+        before = self.settled if before is None else before
+        before = SETTLED_SCHEMA.empty_table() if before is None else before
         return earlier_lines(before, config.topics, self.spans)
 
     def _require_settled(
-        self, config: AuditConfig, captured: Any, evident: list[tuple], lines: pa.Table, rows: pa.Table
+        self,
+        config: AuditConfig,
+        captured: Any,
+        evident: list[tuple],
+        lines: pa.Table,
+        rows: pa.Table,
+        before: pa.Table,
     ) -> None:
         """What streams were numbered one by one is what they are together."""
-        whole = settle(evident_rows(evident), self.settled, config.topics, captured.taken_ms, self.spans)
+        whole = settle(evident_rows(evident), before, config.topics, captured.taken_ms, self.spans)
         assert (whole.table, whole.rows) == (lines, reported(rows))
 
     def _reconciler(

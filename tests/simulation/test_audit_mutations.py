@@ -61,6 +61,7 @@ KINDS = (
     "first positions late", "log shortened", "aggregate's log shortened", "aggregate's topic recreated",
     "cells united", "events known", "roster",
     "waived", "carried again", "pruned", "summed up", "late for a pruned window",
+    "laid to rest", "woken by an event", "woken by a record", "rested for as long as is kept",
 )  # fmt: skip
 MOST_INEXACT = 0.02 if (FIRST_SEED, RUNS, ALONE) == (USUAL_SEED, ENOUGH, None) else 0.05
 MOST_RACED = 0.09
@@ -86,7 +87,13 @@ def scenario(seed: int, folder: Path) -> Seen:
     world.upkeep = Random(f"upkeep {seed}")
     if not world.racing and world.upkeep.random() < 0.5:
         world.keep_ms = world.upkeep.choice((1, 1000, 5000))
-    audit = Audit(world, luck=Random(seed), upkeep_luck=world.upkeep, check_luck=Random(f"checks {seed}"))
+    audit = Audit(
+        world,
+        luck=Random(seed),
+        upkeep_luck=world.upkeep,
+        rest_luck=Random(f"rest {seed}"),
+        check_luck=Random(f"checks {seed}"),
+    )
     oracle = Oracle(world)
     seen = Seen(world.kinds, upkeep=Upkeep(world.keep_ms))
     for _ in range(world.rng.randint(0, 3)):
@@ -101,7 +108,7 @@ def scenario(seed: int, folder: Path) -> Seen:
         look(world, audit, oracle, seen, dies=False)
     world.quiesce()
     look(world, audit, oracle, seen, dies=False)
-    for _ in range(2 if world.keep_ms is not None else 0):
+    for _ in range(2 if world.keep_ms is not None or audit.asleep else 0):
         world.now_ms += world.keep_ms or 0
         if not world.calm and world.upkeep.random() < 0.5:
             world.carry_again()
@@ -221,12 +228,18 @@ def test_a_record_that_moved_into_a_pruned_window_came_late_there(tmp_path):
     scenario(30130993, tmp_path)
 
 
-@pytest.mark.parametrize("seed", [2612266, 2612290, 2612626, 2612929, 2612970, 30131304])
+@pytest.mark.parametrize("seed", [2612266, 2612290, 2612626, 2612929, 2612970, 30131304, 42000237])
 def test_what_is_pruned_changes_nothing_else_that_is_said(tmp_path, seed):
     """A record reported as ambiguous in another window; a number in two windows, whose other half would have
     been unknown, or lost; a window that had no evidence any more; a late record that fills no hole; a
-    producer of the roster with records, and no report, before a window that it told nothing of."""
+    producer of the roster with records, and no report, before a window that it told nothing of; a stream of
+    which no event says where it was produced to."""
     scenario(seed, tmp_path)
+
+
+def test_a_window_at_rest_ends_with_all_that_is_said_of_it(tmp_path):
+    """Another stream has a row of it since."""
+    scenario(41000116, tmp_path)
 
 
 def test_random_histories_cover_every_mishap_and_every_verdict():

@@ -54,7 +54,7 @@ def backfilled(tmp_path, monkeypatch, only, pruned=(0,), cells=None, told=(0, 10
         notes=lambda tail: CELL_SCHEMA.empty_table(),
         reconcile=lambda *_: OnePart(unnumbered(verdict_table(job.facts, cells))),
     )
-    (rows,) = job_module._reconcile(None, job, Commit(), found).parts()
+    (rows,) = job_module._reconcile(job, Commit(), found).parts()
     rows = rows_of(rows)
     return job, (rows if only is None else backfill.rows_between(rows, only)).to_pylist()
 

@@ -256,7 +256,8 @@ def test_windows_are_united_only_where_this_run_found_them_settled_and_proven():
         ]
     )
     proven = uniting.proven_windows(rows)
-    assert proven.to_pylist() == [{"stream": STREAM, "window_start_ms": 0, "window_ms": MINUTE_MS}]
+    window = {"window_start_ms": 0, "window_ms": MINUTE_MS}
+    assert proven.to_pylist() == [{"topic": "flights", "stream": STREAM, **window}]
     left = PrunedWindows(MINUTE_MS, BitMap64([7]))
     plan = uniting.fold_plan({"b" * 16: left}, proven)
     assert plan.schema == uniting.PLAN_SCHEMA and plan["stream"].to_pylist() == ["b" * 16, STREAM]

@@ -428,6 +428,6 @@ def test_a_producer_of_the_roster_is_heard_where_the_source_calls_the_topic_othe
         notes=lambda tail: CELL_SCHEMA.empty_table(),
         reconcile=lambda *_: OnePart(unnumbered(verdict_rows([proven(0)]))),
     )
-    (rows,) = _reconcile(None, run_of(captured, settings), Commit(), found).parts()
+    (rows,) = _reconcile(run_of(captured, settings), Commit(), found).parts()
     rows = rows.to_pylist()
     assert [(row["producer"], row["verdict"]) for row in rows] == [("AA", "PROVEN")]

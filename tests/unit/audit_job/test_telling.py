@@ -14,6 +14,7 @@ from millrace.audit.keeping.state import Commit, StateFolder
 from millrace.audit.reconciliation.settled import NUMBERED_SCHEMA, SETTLED_SCHEMA
 from millrace.audit.reconciliation.verdict_rows import VERDICT_SCHEMA, verdict_rows
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState, WindowVerdict
+from millrace.audit.report.folder import RowsAtRest
 from millrace.audit.report.place import report_at
 from millrace.audit.report.summary import summarise
 from millrace.audit.runs.capture import Capture
@@ -61,7 +62,7 @@ def reported(tmp_path, committed, known):
         state=state, only=None, now_ms=0, number=known + 1, config=SimpleNamespace(zookeeper=None)
     )
     summary = summarise(rows, tiers=["c"], at_ms=0, window_ms=10, untrusted={}, unaudited={})
-    problem = job_module._report(job, found, summary, report_at(tmp_path / "report"), known)
+    problem = job_module._report(job, found, summary, report_at(tmp_path / "report"), known, RowsAtRest())
     return problem, (tmp_path / "report" / "watermarks.json").exists()
 
 
@@ -106,7 +107,7 @@ def test_a_summary_compares_with_what_was_told_last(monkeypatch):
         {"clusters": {"c": {"bootstrap": ["h:1"], "tier": "source"}}, "topics": ["flights"]}
     )
     job = SimpleNamespace(
-        config=config, now_ms=0, foreign={}, since_ms=None, told=told, before=Commit(watermarks={})
+        config=config, now_ms=0, foreign={}, since_ms=None, told=told, before=Commit(watermarks={}), sums=[]
     )
     found = Findings(
         rows, rows, VERDICT_SCHEMA.empty_table(), NUMBERED_SCHEMA.empty_table(), [], {"flights": 20}

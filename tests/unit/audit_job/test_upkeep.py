@@ -51,8 +51,8 @@ class Cells:
     def loose_files(self):
         return ["cells/new"]
 
-    def fold(self, plan, rows, *, whole):
-        return ["cells/folded"]
+    def fold(self, plan, rows, *, whole, resting=None):
+        return ["cells/folded"], []
 
 
 def test_what_the_roster_owes_of_a_pruned_window_is_in_its_line_and_nowhere_else(tmp_path):
@@ -109,7 +109,7 @@ def test_the_cells_of_a_stream_that_is_forgotten_go_with_it(tmp_path):
     left = []
 
     class Folded(Cells):
-        def fold(self, plan, rows, *, whole):
+        def fold(self, plan, rows, *, whole, resting=None):
             assert whole, "the window may have cells anywhere"
             table = state.read_table(plan)
             left.append(folded(cells, table.filter(pc.equal(table["stream"], STREAM))))
