@@ -41,7 +41,7 @@ from millrace.audit.runs.capture import Capture
 from millrace.audit.runs.event_reading import lost_counts, to_keep
 from millrace.audit.runs.fact_rows import PrunedWindows
 from millrace.audit.runs.reading_plan import read_until
-from millrace.audit.runs.reconciling import tiers_of
+from millrace.audit.runs.reconciling import streams_of, tiers_of
 from millrace.audit.runs.run import Findings, Run
 from millrace.audit.scanning.cell_notes import IN_CLUSTER, counts_of, unaudited_of, united_notes, unread_of
 from millrace.audit.scanning.cell_rows import NOTE_UNAUDITED, NOTE_UNTRUSTED
@@ -227,6 +227,7 @@ def _lay(run: Run, after: Commit, cells: RunCells, found: Findings, pruned: pa.T
         run.config,
         run.captured.ledger,
         resting.made_anew(after.unread),
+        resting.promised_until(streams_of(run.config, run.captured), run.config.grace_ms, run.now_ms),
         tiers,
         tier_names(found.rows, [str(each["name"]) for each in tiers]),
         run.now_ms,

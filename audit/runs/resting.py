@@ -38,8 +38,8 @@ from pyroaring import BitMap64
 
 from millrace.audit.config import AuditConfig, audited_topic
 from millrace.audit.contract.event_json import decode_event, encode_event
-from millrace.audit.contract.event_ledger import EventLedger, says
-from millrace.audit.contract.event_values import CountEvent
+from millrace.audit.contract.event_ledger import EventLedger, StreamFacts, says
+from millrace.audit.contract.event_values import CLOSED, CountEvent
 from millrace.audit.contract.sequence_set import from_ranges, joined_ranges
 from millrace.audit.contract.window_reports import WindowReports
 from millrace.audit.keeping.state import UnreadNote
@@ -249,6 +249,7 @@ def lay(
     config: AuditConfig,
     ledger: EventLedger,
     restless: Collection[str],
+    promised: Mapping[str, int],
     tiers: Sequence[Mapping[str, Any]],
     names: Sequence[str],
     now_ms: int,
@@ -257,7 +258,8 @@ def lay(
 
     `pruned` are the lines of windows that this run pruned, `waived` those that a waiver stands for,
     `held_back` {(stream, window)} of cells that are not kept yet, asked once something may rest; `restless`
-    are topics of which nothing does. `tiers` as in the summary, `names` all that a row counts."""
+    are topics of which nothing does, `promised` tells until when in each topic (`promised_until`). `tiers` as
+    in the summary, `names` all that a row counts."""
     summing = Summing(tiers, names, now_ms, config.grace_ms)
     left: dict[str, PrunedWindows] = {}
     pieces, lines = [SPAN_SCHEMA.empty_table()], [lines_of(NUMBERED_SCHEMA.empty_table())]
@@ -268,7 +270,7 @@ def lay(
     loose: pa.Table | None = None
     for part in parts_of(numbered):
         rows = part.filter(pc.invert(pc.is_in(part["topic"], pa.array(sorted(restless), pa.string()))))
-        rests = _rests(rows, config.window_ms)
+        rests = pc.and_(_rests(rows, config.window_ms), _are_promised(rows, promised))
         if not pc.any(rests).as_py():
             continue
         if loose is None:
@@ -295,6 +297,25 @@ def _rests(rows: pa.Table, window_ms: int) -> pa.ChunkedArray:
     proven = pc.and_(settled, pc.equal(rows["verdict"], str(Verdict.PROVEN)))
     own = pc.and_(pc.equal(rows["window_ms"], window_ms), pc.not_equal(rows["stream"], ""))
     return pc.fill_null(pc.and_(pc.and_(proven, own), pc.is_valid(rows["window_start_ms"])), False)
+
+
+def promised_until(streams: Iterable[StreamFacts], grace_ms: int, now_ms: int) -> dict[str, int]:
+    """{audited topic: the end of the windows into which no living stream writes any more, in ms}. The
+    `streams` name their audited topics. Who was cut off tells of hours that the others have settled: their
+    windows would wake as soon as it is back."""
+    found: dict[str, int] = {}
+    for facts in streams:
+        promise_ms = facts.no_earlier_than_ms
+        if facts.state != CLOSED and not facts.lapsed(now_ms, grace_ms) and promise_ms is not None:
+            found[facts.topic] = min(promise_ms, found.get(facts.topic, promise_ms))
+    return found
+
+
+def _are_promised(rows: pa.Table, promised: Mapping[str, int]) -> pa.ChunkedArray:
+    topics, ends_ms = pa.array(list(promised), pa.string()), pa.array(list(promised.values()), pa.int64())
+    until_ms = pc.take(ends_ms, pc.index_in(rows["topic"], value_set=topics))
+    ends_ms = pc.add(rows["window_start_ms"], rows["window_ms"])
+    return pc.fill_null(pc.less_equal(ends_ms, until_ms), True)
 
 
 def _told_otherwise(ledger: EventLedger, window_ms: int) -> Iterator[tuple[str, int]]:

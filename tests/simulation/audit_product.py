@@ -395,6 +395,10 @@ class Audit:
             [SETTLED_SCHEMA.empty_table() if self.settled is None else self.settled, *woken]
         )
 
+    def _promised(self, config: AuditConfig, captured: Any) -> dict[str, int]:
+        streams = streams_of(config, captured)
+        return resting.promised_until(streams, config.grace_ms, captured.taken_ms)
+
     def _lay(
         self,
         config: AuditConfig,
@@ -419,6 +423,7 @@ class Audit:
             config,
             ledger,
             resting.made_anew(self.commit.unread),
+            {} if self.rest_luck.random() < 0.5 else self._promised(config, captured),
             tiers,
             names,
             captured.taken_ms,

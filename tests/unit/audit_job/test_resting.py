@@ -65,11 +65,12 @@ def proven(start_ms, **more):
     return row(start_ms, published=1, consumed={"ewr": 1}, seen={"ewr": 1}, **more)
 
 
-def lay(*verdicts, ledger=None, held_back=(), waived=(), pruned=None, restless=()):
+def lay(*verdicts, ledger=None, held_back=(), waived=(), pruned=None, restless=(), promised=None):
     rows = verdicts[0] if isinstance(verdicts[0], pa.Table) else numbered(*verdicts)
     return resting.lay(
         Windows(rows, 2), SETTLED_SCHEMA.empty_table() if pruned is None else pruned, set(waived),
-        lambda: set(held_back), CONFIG, ledger or EventLedger(), restless, TIERS, ["ewr"], NOW_MS,
+        lambda: set(held_back), CONFIG, ledger or EventLedger(), restless, promised or {}, TIERS, ["ewr"],
+        NOW_MS,
     )  # fmt: skip
 
 
@@ -141,6 +142,22 @@ def test_what_else_may_be_asked_of_a_window_keeps_it_awake():
     assert starts(pa.concat_tables([carried_on, numbered(proven(0, stream="02"), proven(10))])) == [
         ("flights", 10)
     ]
+
+
+def test_nothing_rests_of_the_time_that_a_living_stream_may_still_write_in():
+    """Who was cut off for hours comes back with their records."""
+    rows = (proven(0), proven(10), replace(proven(10), topic="orders"))
+    assert starts(*rows, promised={"flights": 10, "hotels": 0}) == [("flights", 0), ("orders", 10)]
+    one, two = (f"{number:016x}" for number in (1, 2))
+    words = (
+        word(HEARTBEAT, at_ms=990, until_ms=30, stream=one),
+        word(HEARTBEAT, at_ms=990, until_ms=20, stream=two),
+    )
+    assert resting.promised_until(told(*words).streams.values(), 1, 1_000) == {"flights": 20}
+    assert resting.promised_until(told(*words).streams.values(), 1, 2_000) == {}, "nobody lives"
+    closed = told(*words, word(at_ms=991, stream=two)).streams.values()
+    assert resting.promised_until(closed, 1, 1_000) == {"flights": 30}
+    assert resting.promised_until(told(word(HEARTBEAT, at_ms=990)).streams.values(), 1, 1_000) == {}
 
 
 def test_what_is_left_of_windows_at_rest_stands_for_their_numbers():
