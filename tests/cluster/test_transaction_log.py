@@ -146,7 +146,12 @@ def test_records_of_a_cluster_with_kip_890(kafka_peer):
     assert len(records) >= 5
     for record in records:
         assert record.value[:2] == b"\x00\x01"
-        assert encode_value(decode_value(record.value), 1) == record.value
+        decoded = decode_value(record.value)
+        again = encode_value(decoded, 1)
+        if len(decoded.partitions) > 1:  # of another test's transaction, in the order of a hash table
+            assert (decode_value(again), len(again)) == (decoded, len(record.value))
+        else:
+            assert again == record.value
 
 
 # -- Apache Kafka's tools and the Java client -------------------------------------------------------

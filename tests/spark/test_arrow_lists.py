@@ -8,6 +8,7 @@ import pytest
 from millrace.audit.keeping.state import StateFolder
 from millrace.audit.keeping.verdict_files import LINES
 from millrace.audit.reconciliation.settled import SETTLED_SCHEMA
+from millrace.audit.runs.at_rest import AtRest
 from millrace.audit.runs.fact_rows import KEPT_SCHEMA
 from millrace.audit.spark.arrow_lists import with_lists
 from millrace.audit.spark.spark_cells import RunCells
@@ -47,6 +48,6 @@ def test_cells_facts_and_lines_have_none(spark, tmp_path) -> None:
     given = RunCells(spark, state, "2", ["cells/1/a.parquet"], "events/1.parquet")
     assert sorted(map(len, given.all().toArrow()["again"].to_pylist())) == [0, 1]
     assert given.all().filter("repeats is null or again is null").count() == 0
-    told = given._told(["flights"], [f"verdicts/1/{LINES}"])
+    told = given._told(["flights"], [f"verdicts/1/{LINES}"], AtRest())
     assert sorted(row.line is None for row in told.collect()) == [False, True]
     assert told.filter("origins is null").count() == 0
