@@ -25,7 +25,7 @@ RECORD_WORK = 100  # counting a record costs about as much as receiving and chec
 USUAL_RECORD_BYTES = 200  # where nothing is known
 SHUFFLED_BYTES = 16 << 20  # of Parquet in one part of a shuffle: about a million cells of one record
 SHUFFLED_ROWS = 1 << 20  # rows that are much alike take few bytes in a file, and some 400 each in a shuffle
-FOLDED_FILE_BYTES, FOLDED_FILE_ROWS = 128 << 20, 1 << 22  # a folded file has so much of either
+FOLDED_FILE_BYTES, FOLDED_FILE_ROWS = 64 << 20, 1 << 21  # a folded file has so much of either
 ELASTIC_PARTS = 8  # to each of these where there is an executor for each part
 UNEVEN = 0.05  # a task may be this much above the average, if that saves a cut
 

@@ -237,4 +237,4 @@ def test_a_shuffle_has_as_many_parts_as_its_cells_need_and_never_fewer_than_spar
 def test_a_fold_makes_files_of_so_many_bytes_or_so_many_rows():
     assert folded_files_of(ParquetSize(FOLDED_FILE_BYTES * 3, 10)) == 3
     assert folded_files_of(ParquetSize(10, FOLDED_FILE_ROWS * 3)) == 3
-    assert 6 < folded_files_of(ParquetSize(11_000_000, 28_800_000)) < 7, "one task would write them all"
+    assert 13 < folded_files_of(ParquetSize(11_000_000, 28_800_000)) < 14, "one task would write them all"
