@@ -8,7 +8,7 @@ medians, and the median of the rounds' ratios with the least and the greatest. O
 count on a shared machine.
 
 - produce: 200-byte records, one producer; batches of 1, of 50 and the client's default; acks 0, 1 and all
-- consume: one consumer, 200 KB a fetch
+- consume: one consumer, 200 KB a fetch; batches of 50 and those that the client's producer makes by default
 - spread: 1, 8 and 64 partitions; 1, 16 and 256 connections; 1, 4 and 16 groups that read the same data
 - latency: from sending a batch to its answer, and to its arrival at a consumer, at a fixed rate
 - queues: RabbitMQ by AMQP, ActiveMQ by STOMP, persistent messages
@@ -174,13 +174,14 @@ def produce(bench: Bench, java: JavaTools, records: int) -> None:
         ("50 a batch", 50, records // 4),
         ("defaults", None, records // 4),
     ):
+        for acks, word in ACKS.items():
 
-        def confluent(
-            server: Server, topic: str, per: int | None = per, count: int = count
-        ) -> tuple[int, float]:
-            return confluent_produce(server.address, topic, count, acks=1, batch_records=per)
+            def confluent(
+                server: Server, topic: str, acks: int = acks, per: int | None = per, count: int = count
+            ) -> tuple[int, float]:
+                return confluent_produce(server.port, topic, count, acks=acks, batch_records=per)
 
-        bench.compare(f"confluent-kafka, {label}, acks=1", confluent)
+            bench.compare(f"confluent-kafka, {label}, acks={word}", confluent)
 
 
 def consume(bench: Bench, java: JavaTools, records: int) -> None:
@@ -199,6 +200,20 @@ def consume(bench: Bench, java: JavaTools, records: int) -> None:
         "confluent-kafka",
         lambda server, topic: confluent_consume(server.address, topic, records // 4),
         prepare=fill,
+    )
+    bench.compare(
+        "Java, what its producer made by default",
+        lambda server, topic: java.consume(server.address, topic, records // 2),
+        prepare=lambda server, topic: java.produce(
+            server.address, topic, records // 2, acks=1, batch_bytes=None
+        ),
+    )
+    bench.compare(
+        "confluent-kafka, what its own made by default",
+        lambda server, topic: confluent_consume(server.address, topic, records // 4),
+        prepare=lambda server, topic: confluent_produce(
+            server.port, topic, records // 4, acks=1, batch_records=None
+        ),
     )
 
 
