@@ -1,5 +1,5 @@
 """Directories of logs that were taken out of service, over all data folders of a broker: deleted ones, which
-are removed at leisure, and strays, which stay until a person has decided on them.
+are removed within a second or two, and strays, which stay until a person has decided on them.
 
 Called by `LogManager`, by whichever thread retires a log, and by its housekeeping. The names that say what a
 directory is are `log_loading`'s, which finds them again at the next start.
@@ -29,6 +29,8 @@ class DepartedLogs:
         self._lock = threading.Lock()
         """The last one: nothing is waited for with it but what is in memory."""
         self._deleted: list[Path] = []
+        self._in_the_way: list[Path] = []
+        """Of the deleted ones, those that could not be removed."""
         self.strays: list[Path] = []
 
     def found(self, deleted: Iterable[Path], strays: Iterable[Path]) -> None:
@@ -53,12 +55,10 @@ class DepartedLogs:
             (self._deleted if kind == DELETE_SUFFIX else self.strays).append(target)
         return [target]
 
-    def purge(self) -> list[str]:
-        """Removes what was deleted, and forgets strays that somebody has removed. What is in the way, in a
-        line each; it is tried again the next time."""
+    def remove_deleted(self) -> list[str]:
+        """Removes what was deleted. What is in the way, in a line each; `purge` tries that again."""
         with self._lock:
             going, self._deleted = self._deleted, []
-            strays = list(self.strays)
         notes = []
         for path in going:
             try:
@@ -67,7 +67,18 @@ class DepartedLogs:
                 continue
             except OSError as error:
                 notes.append(f"{path} is not removed yet: {error}")
-                self.found([path], ())
+                with self._lock:
+                    self._in_the_way.append(path)
+        return notes
+
+    def purge(self) -> list[str]:
+        """As `remove_deleted`, with what could not be removed before; and forgets strays that somebody has
+        removed."""
+        with self._lock:
+            self._deleted += self._in_the_way
+            self._in_the_way.clear()
+            strays = list(self.strays)
+        notes = self.remove_deleted()
         gone = {path for path in strays if not path.exists()}
         with self._lock:
             self.strays = [path for path in self.strays if path not in gone]

@@ -505,7 +505,7 @@ class LogManager:
 
     def delete(self, tp: TopicPartition) -> None:
         """Takes a partition away: its directory is renamed as soon as no work on it is under way, and removed
-        by `housekeeping`.
+        by `look_at_room`.
 
         A partition that is not here is no error. Who calls this holds no lock. Raises KafkaStorageError.
         """
@@ -564,8 +564,9 @@ class LogManager:
         log_housekeeping.keep(self, now_ms, high_watermark)
 
     def look_at_room(self, steady_ms: int) -> list[RoomChange]:
-        """Which data folders began to refuse writes for want of room, or take them again; to be called every
-        second, on a thread that may wait for the disk. Raises nothing."""
+        """Removes what was deleted, and says which data folders began to refuse writes for want of room, or
+        take them again; to be called every second, on a thread that may wait for the disk. Raises nothing."""
+        self.notes.extend(self._departed.remove_deleted())
         changes: list[RoomChange] = []
         for folder in self._healthy():
             try:

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 
 from millrace.broker.errors import DataFolderNotWritable, KafkaStorageError, NotLeaderOrFollower
 from millrace.broker.protocol.control_records import build_marker
@@ -28,6 +29,8 @@ from millrace.broker.storage import file_dump
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
 from tests import root_rights
+from tests.cluster.three_brokers import Load, ThreeBrokers, read_all
+from tests.conftest import BrokerFactory
 from tests.ports import free_port
 from tests.raw_client import RawClient, batch_of
 from tests.servers import BrokerProcess, ZooKeeper
@@ -110,6 +113,12 @@ def produce(client: RawClient, topic: str, partition: int, value: bytes = b"x") 
     return client.produce({(topic, partition): batch_of(value)})[0].error_code
 
 
+def values_of(port: int, name: str) -> list[float]:
+    """What the broker's metrics say under a name, with its labels if it has any."""
+    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=patience(30)).read().decode()
+    return [float(row.split()[-1]) for row in text.splitlines() if row.startswith(f"{name} ")]
+
+
 def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 90) -> None:
     until(condition, what, within_s=timeout_s)
 
@@ -119,7 +128,13 @@ def test_one_folder_fails_and_the_others_serve(
 ) -> None:
     bad = ext4("bad") / "data"
     good = tmp_path / "good"
-    broker = broker_of(bad, good)
+    metrics = free_port()
+    broker = broker_of(bad, good, metrics_listen=f"127.0.0.1:{metrics}")
+
+    def offline_partitions() -> float:
+        (value,) = values_of(metrics, "millrace_broker_offline_partitions")
+        return value
+
     with RawClient(broker.port) as client:
         create(client, "t", 6)
         for number in range(6):
@@ -128,6 +143,7 @@ def test_one_folder_fails_and_the_others_serve(
         outside = [number for number in range(6) if number not in inside]
         assert inside
         assert outside
+        assert offline_partitions() == 0
         shut_down(bad.parent)
         assert produce(client, "t", inside[0]) == KafkaStorageError.code
         for number in outside:
@@ -141,6 +157,7 @@ def test_one_folder_fails_and_the_others_serve(
         described = client.ask(Api.DESCRIBE_LOG_DIRS, 4, topics=None)
         codes = {result.log_dir: result.error_code for result in described.results}
         assert codes == {str(bad): KafkaStorageError.code, str(good): 0}
+        assert offline_partitions() == len(inside)
         create(client, "later", 2)
         assert all((good / f"later-{number}").exists() for number in range(2))
         for number in range(2):
@@ -196,10 +213,8 @@ def test_full_disk_refuses_writes_until_there_is_room(
         )
 
         def gauge(name: str) -> float:
-            line = f'millrace_broker_data_folder_{name}{{folder="{folder / "data"}"}} '
-            url = f"http://127.0.0.1:{metrics}/metrics"
-            text = urllib.request.urlopen(url, timeout=patience(30)).read().decode()
-            return float(next((row for row in text.splitlines() if row.startswith(line)), "nan").split()[-1])
+            labelled = f'millrace_broker_data_folder_{name}{{folder="{folder / "data"}"}}'
+            return next(iter(values_of(metrics, labelled)), float("nan"))
 
         with RawClient(broker.port) as client:
             create(client, "t", 1, segment_bytes="300000", retention_ms="-1")
@@ -346,3 +361,71 @@ def _compare(kind: str, said: str, ours: list[file_dump.Row]) -> None:
     assert [{key: int(row[key]) for key in names} for row in found] == [
         {key: row[name] for key, name in names.items()} for row in ours
     ]
+
+
+def coordinator(cluster: ThreeBrokers, transactional_id: str) -> int:
+    """The broker that coordinates it, once there is one."""
+
+    def found() -> int:
+        answer = cluster.ask(Api.FIND_COORDINATOR, 3, key=transactional_id, key_type=1)
+        return 0 if answer.error_code else int(answer.node_id)
+
+    return until(found, f"{transactional_id} has a coordinator")
+
+
+@pytest.mark.safety
+def test_a_follower_whose_disk_is_full_holds_up_nobody_and_comes_back(
+    broker_factory: BrokerFactory, tmp_path: Path
+) -> None:
+    """Beside a load of numbered records, and with a transaction, that wait for all in sync."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    _mount("-t", "tmpfs", "-o", "size=6m", "tmpfs", str(folder))
+
+    def make(*, broker_id: int, **settings: object) -> BrokerProcess:
+        broker = broker_factory(broker_id=broker_id, **{**settings, "start": False})
+        if broker_id == 3:
+            broker.folders = [folder / "data"]
+        return broker
+
+    try:
+        cluster = ThreeBrokers(make)
+        cluster.create_on("t", (1, 2, 3), **{"min.insync.replicas": "2", "retention.ms": "-1"})
+        cluster.create_on("filler", (3,), **{"retention.ms": "-1"})
+        cluster.wait_in_sync("t", 0, 1, 2, 3)
+        # Who coordinates with a full disk takes no transaction on: this one's coordinator is another broker.
+        transactional_id = next(
+            name for name in map("app-{}".format, range(50)) if coordinator(cluster, name) != 3
+        )
+        producer = Producer({"bootstrap.servers": cluster.bootstrap, "transactional.id": transactional_id})
+        producer.init_transactions(patience(60))
+        with Load(cluster.bootstrap, "t") as load:
+
+            def is_full() -> bool:
+                with RawClient(cluster.brokers[3].port) as client:
+                    return produce(client, "filler", 0, os.urandom(100_000)) == KafkaStorageError.code
+
+            wait_for(is_full, "its disk is full")
+            cluster.wait_in_sync("t", 0, 1, 2)
+            producer.begin_transaction()
+            for number in (-1, -2):
+                producer.produce("t", b"%d" % number)
+            producer.commit_transaction(patience(60))
+            written = len(load.acknowledged)
+            wait_for(lambda: len(load.acknowledged) > written + 200, "the load goes on")
+            answer = cluster.ask(
+                Api.DELETE_TOPICS, 6, topics=[{"name": "filler", "topic_id": None}], timeout=60_000
+            )
+            assert [response.error_code for response in answer.responses] == [0]
+            cluster.wait_in_sync("t", 0, 1, 2, 3)
+        assert load.errors == []
+        numbers = read_all(cluster.bootstrap, "t")
+        assert sorted(numbers) == sorted([-1, -2, *load.acknowledged])
+        assert "Traceback" not in cluster.brokers[3].log
+        logs = [
+            b"".join(path.read_bytes() for path in sorted((data / "t-0").glob("*.log")))
+            for data in (cluster.brokers[1].data, cluster.brokers[2].data, folder / "data")
+        ]
+        assert logs[0] == logs[1] == logs[2]
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from millrace.broker.errors import DataFolderLocked, DataFolderNotWritable, InvalidConfig, KafkaStorageError
-from millrace.broker.storage import checkpoints
+from millrace.broker.storage import checkpoints, departed_logs
 from millrace.broker.storage.data_folder import CLEAN_SHUTDOWN_MARKER
 from millrace.broker.storage.log_config import SETTINGS, LogConfig
 from millrace.broker.storage.log_manager import LogManager
@@ -134,6 +134,31 @@ def test_deleted_partition_is_gone_at_once_and_removed_later(tmp_path: Path) -> 
     with pytest.raises(KafkaStorageError, match="deleted"):
         append(log)
     assert manager.create(TP).end_offset == 0, "the name is free at once"
+    assert len(list(tmp_path.glob("*-delete"))) == 1
+    manager.look_at_room(0)
+    assert not list(tmp_path.glob("*-delete"))
+    manager.close()
+
+
+def test_what_is_in_the_way_of_a_removal_is_told_and_tried_again_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = _started(tmp_path)
+    manager.create(TP)
+    manager.delete(TP)
+
+    def refused(_path: Path) -> None:
+        raise PermissionError("not yours")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(departed_logs.shutil, "rmtree", refused)
+        for _ in range(3):
+            manager.look_at_room(0)
+        assert [note.partition(" is not removed yet: ")[2] for note in manager.notes] == ["not yours"]
+        manager.housekeeping(0)
+        assert len(manager.notes) == 2
+    manager.look_at_room(0)
+    assert len(list(tmp_path.glob("*-delete"))) == 1
     manager.housekeeping(0)
     assert not list(tmp_path.glob("*-delete"))
     manager.close()
