@@ -178,13 +178,13 @@ def _base_of(path: Path) -> int:
 
 def dump_index(path: Path) -> Iterator[Row]:
     base = _base_of(path)
-    for relative, position in _INDEX.iter_unpack(_whole(path, _INDEX.size)):
+    for relative, position in _INDEX.iter_unpack(_used(path, _INDEX.size)):
         yield {"offset": base + relative, "position": position}
 
 
 def dump_time_index(path: Path) -> Iterator[Row]:
     base = _base_of(path)
-    for timestamp, relative in _TIME_INDEX.iter_unpack(_whole(path, _TIME_INDEX.size)):
+    for timestamp, relative in _TIME_INDEX.iter_unpack(_used(path, _TIME_INDEX.size)):
         yield {"timestamp": timestamp, "offset": base + relative}
 
 
@@ -225,6 +225,15 @@ def _whole(path: Path, entry_size: int) -> bytes:
     if len(content) % entry_size:
         raise ValueError(f"{len(content)} bytes are not a multiple of an entry's {entry_size}")
     return content
+
+
+def _used(path: Path, entry_size: int) -> bytes:
+    """An index without the room behind its entries: an Apache Kafka that is at work, or was killed, leaves
+    the index that it writes to at its full size (`segment.index.bytes`), zeros behind what is used."""
+    content = _whole(path, entry_size)
+    used = -(-len(content.rstrip(b"\0")) // entry_size) * entry_size
+    # One such entry may be the very first: the record at the segment's own offset, at its beginning.
+    return content if len(content) - used <= entry_size else content[:used]
 
 
 _DUMPS: dict[str, Callable[[Path], Iterator[Row]]] = {

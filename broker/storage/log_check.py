@@ -71,6 +71,8 @@ class FolderFacts:
             try:
                 return checkpoints.read_offsets(folder / name)
             except ValueError as error:
+                if not (folder / name).stat().st_size:
+                    return {}  # as an Apache Kafka makes it at its first start, long before it writes to it
                 problems.append(str(error))
                 return {}
 

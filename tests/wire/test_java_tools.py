@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from itertools import groupby
+from pathlib import Path
 
 import pytest
 from confluent_kafka import ConsumerGroupState
@@ -103,6 +106,26 @@ def test_topic_and_config_commands(java, server, admin, fresh_name, new_topic):
     assert "log.retention.ms=-1 sensitive=false synonyms={STATIC_BROKER_CONFIG:log.retention.ms=-1" in broker
     java.run("topics", "--delete", "--topic", topic).checked()
     wait_until(lambda: topic not in admin.list_topics(timeout=PATIENCE_S).topics, "the topic is gone")
+
+
+def test_client_quota_commands(java, fresh_name):
+    client = fresh_name("client")
+    named = ("configs", "--entity-type", "clients", "--entity-name", client)
+    rates = "producer_byte_rate=1000000,consumer_byte_rate=2000000"
+    java.run(*named, "--alter", "--add-config", rates).checked()
+
+    def shown() -> dict[str, float]:
+        """Rates by name; a broker may hear of them after the controller has answered."""
+        out = java.run(*named, "--describe").checked().out
+        return {name: float(rate) for name, rate in re.findall(r"(\w+_byte_rate)=([\d.E+]+)", out)}
+
+    wait_until(
+        lambda: shown() == {"producer_byte_rate": 1_000_000, "consumer_byte_rate": 2_000_000}, "both rates"
+    )
+    java.run(*named, "--alter", "--delete-config", "producer_byte_rate").checked()
+    wait_until(lambda: shown() == {"consumer_byte_rate": 2_000_000}, "one rate is left")
+    java.run(*named, "--alter", "--delete-config", "consumer_byte_rate").checked()
+    wait_until(lambda: shown() == {}, "no rate is left")
 
 
 def setting(admin, topic: str, name: str) -> str:
@@ -271,6 +294,17 @@ def test_log_files_are_readable_by_the_dump_tool(java, server, readers, new_topi
             ),
         }
     )
+    internal_folders = [path.parent for paths in internal.values() for path in map(Path, paths)]
+    for each in (folder, *internal_folders):
+        # What we say of the same files; a server is at work in them.
+        done = subprocess.run(
+            [sys.executable, "-m", "millrace.deploy.cli", "log", "verify", str(each)],
+            capture_output=True,
+            text=True,
+            timeout=patience(60),
+            check=False,
+        )
+        assert done.returncode == 0 and done.stdout.endswith(": no problems\n"), done.stdout + done.stderr
     text = shown["records"].checked().out
     offsets = [int(n) for n in re.findall(r"\| offset: (\d+)", text)]
     assert offsets == list(range(17))

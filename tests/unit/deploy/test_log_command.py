@@ -239,6 +239,21 @@ def test_each_damage_is_found(data: Path, capsys: pytest.CaptureFixture[str], na
     assert "problem" in lines[-1]
 
 
+def test_what_an_apache_kafka_at_work_leaves_unwritten_is_no_damage(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Room behind the entries of the indexes that it writes to, and checkpoints that it only made so far."""
+    segment = max((data / "flights-0").glob("*.log"))
+    for suffix, size in ((".index", 8), (".timeindex", 12)):
+        index = segment.with_suffix(suffix)
+        index.write_bytes(index.read_bytes() + bytes(size * 1000))
+    (data / "cleaner-offset-checkpoint").write_bytes(b"")
+    status, lines = _verify(capsys, data)
+    assert (status, len(lines)) == (0, 1), lines
+    assert cli.run(["log", "dump", str(index)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) < 100
+
+
 def test_folder_without_partitions_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["log", "verify", str(tmp_path)]) == 1
     assert "no partition" in capsys.readouterr().err
