@@ -139,12 +139,13 @@ def server_jars() -> list[Path]:
 
 
 def is_serving(port: int, host: str = "127.0.0.1", timeout_s: float = 1.0) -> bool:
-    """Whether a ZooKeeper at this address says that it is running without errors ("ruok" → "imok")."""
+    """Whether a ZooKeeper at this address takes sessions: "srvr" tells its mode then, while "ruok" is
+    answered a moment before, and who connects in that moment is turned away."""
     try:
         with socket.create_connection((host, port), timeout=timeout_s) as connection:
-            connection.sendall(b"ruok")
+            connection.sendall(b"srvr")
             connection.settimeout(timeout_s)
-            return connection.recv(4) == b"imok"
+            return b"\nMode: " in b"".join(iter(lambda: connection.recv(4096), b""))
     except OSError:
         return False
 
