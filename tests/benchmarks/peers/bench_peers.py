@@ -11,7 +11,7 @@ count on a shared machine.
 - consume: one consumer, 200 KB a fetch; batches of 50 and those that the client's producer makes by default
 - spread: 1, 8 and 64 partitions; 1, 16 and 256 connections; 1, 4 and 16 groups that read the same data
 - latency: from sending a batch to its answer, and to its arrival at a consumer, at a fixed rate
-- queues: RabbitMQ by AMQP, ActiveMQ by STOMP, persistent messages
+- queues: RabbitMQ by AMQP, ActiveMQ by STOMP, persistent messages; the time to a confirmation at a fixed rate
 - two: two broker ids on this host against one
 - disk: bytes on disk for each message
 - growth: what a record costs while one partition grows to 20 GB
@@ -108,6 +108,14 @@ class Bench:
             flush=True,
         )
         return rate, ratio
+
+    def tell_memory(self, title: str) -> None:
+        """The most that each had resident since this was told last."""
+        ours, theirs = self._ours.peak_memory_mb(), self._theirs.peak_memory_mb()
+        name = f"peak memory, MB: {title}"
+        print(f"{name:<44} {ours:>11,.0f} {theirs:>11,.0f} {ours / theirs:>6.2f}", flush=True)
+        for server in (self._ours, self._theirs):
+            server.begin_peak_anew()
 
     @contextmanager
     def topic(self, server: Server, partitions: int = 1) -> Iterator[str]:
@@ -228,6 +236,21 @@ def spread(bench: Bench, records: int) -> None:
             )
 
         bench.compare(f"produce to {partitions} partitions, a connection each", over, partitions=partitions)
+        if partitions == 1:
+            continue  # below: one group
+
+        def filled(server: Server, topic: str, partitions: int = partitions) -> tuple[int, float]:
+            return raw_produce(
+                server.port, topic, batch, records, acks=1, partitions=partitions, connections=partitions
+            )
+
+        def from_all(server: Server, topic: str, partitions: int = partitions) -> tuple[int, float]:
+            share = records // partitions
+            return raw_consume(server.port, topic, batch, share, readers=partitions, partitions=partitions)
+
+        name = f"consume from {partitions} partitions, a connection each"
+        bench.compare(name, from_all, partitions=partitions, prepare=filled)
+    bench.tell_memory("by partitions")
     for connections in (1, 16, 256):
 
         def through(server: Server, topic: str, connections: int = connections) -> tuple[int, float]:
@@ -236,6 +259,7 @@ def spread(bench: Bench, records: int) -> None:
             )
 
         bench.compare(f"produce by {connections} connections to 8 partitions", through, partitions=8)
+        bench.tell_memory(f"{connections} connections")
     for groups in (1, 4, 16):
         share = records // groups
 
@@ -246,12 +270,14 @@ def spread(bench: Bench, records: int) -> None:
             return raw_consume(server.port, topic, batch, share, readers=groups)
 
         bench.compare(f"{groups} groups read the same data", read, prepare=fill)
+        bench.tell_memory(f"{groups} groups")
 
 
 def latency(bench: Bench, servers: Sequence[Server], rounds: int) -> None:
     rate = LATENCY_RATE * 50
     print(f"\nlatency at {rate:,.0f} records/s in batches of 50, ms")
     print(f"{'':<44} {'p50':>8} {'p99':>8}")
+    cuts: dict[tuple[str, str], tuple[float, float]] = {}
     for server in servers:
         acknowledged: list[float] = []
         seen: list[float] = []
@@ -262,8 +288,18 @@ def latency(bench: Bench, servers: Sequence[Server], rounds: int) -> None:
             acknowledged += first
             seen += second
         for name, samples in (("acknowledged", acknowledged), ("at a waiting consumer", seen)):
-            cuts = statistics.quantiles(samples, n=100)
-            print(f"{f'{server.name}, {name}':<44} {cuts[49]:>8.2f} {cuts[98]:>8.2f}", flush=True)
+            cuts[server.name, name] = tell_latency(f"{server.name}, {name}", samples)
+    first_name, second_name = (server.name for server in servers)
+    for name in ("acknowledged", "at a waiting consumer"):
+        ratios = [a / b for a, b in zip(cuts[first_name, name], cuts[second_name, name], strict=True)]
+        print(f"{f'ratio, {name}':<44} {ratios[0]:>8.2f} {ratios[1]:>8.2f}", flush=True)
+
+
+def tell_latency(name: str, samples: Sequence[float]) -> tuple[float, float]:
+    """(p50, p99) in ms, printed."""
+    every = statistics.quantiles(samples, n=100)
+    print(f"{name:<44} {every[49]:>8.2f} {every[98]:>8.2f}", flush=True)
+    return every[49], every[98]
 
 
 def queues(bench: Bench, ours: Server, folder: Path, rounds: int, cores: Cores) -> None:
@@ -285,11 +321,18 @@ def queues(bench: Bench, ours: Server, folder: Path, rounds: int, cores: Cores) 
     one, fifty, read = (statistics.median(rates) for rates in (singles, packed, consumed))
     print(f"{'millrace, 1 a batch':<30} produce {one:>12,.0f}")
     print(f"{'millrace, 50 a batch':<30} produce {fifty:>12,.0f}   consume {read:>12,.0f}")
+    waited: list[float] = []
+    for _ in range(rounds):
+        with bench.topic(ours) as topic:
+            raw_latency(ours.port, topic, batches[1], LATENCY_BATCHES // 10, LATENCY_RATE)
+            waited += raw_latency(ours.port, topic, batches[1], LATENCY_BATCHES, LATENCY_RATE)[0]
+    told = f"confirmed, {LATENCY_RATE:.0f} messages/s, p50 and p99 in ms"
+    tell_latency(f"{ours.name}, {told}", waited)
     for kind, client in ((RabbitMq, Amqp), (ActiveMq, Stomp)):
         with running_on(cores.server):
             server = kind(folder)
         try:
-            produced, taken = [], []
+            produced, taken, waited = [], [], []
             before = server.processor_seconds()
             for number in range(rounds):
                 connection = client(server.port)
@@ -310,6 +353,15 @@ def queues(bench: Bench, ours: Server, folder: Path, rounds: int, cores: Cores) 
                 f" {fifty / sent:.1f} x in batches of 50   consume {read / taken_rate:.1f} x",
                 flush=True,
             )
+            for number in range(rounds):
+                connection = client(server.port)
+                queue = f"wait{number}"
+                if isinstance(connection, Amqp):
+                    connection.declare(queue)
+                connection.latency(queue, LATENCY_BATCHES // 10, LATENCY_RATE)
+                waited += connection.latency(queue, LATENCY_BATCHES, LATENCY_RATE)
+                connection.close()
+            tell_latency(f"{server.name}, {told}", waited)
         finally:
             server.stop()
 
@@ -395,26 +447,28 @@ def disk(bench: Bench, servers: Sequence[Millrace | Kafka]) -> None:
         print(f"{f'{per_batch} a batch':<44} {'   '.join(sizes)}", flush=True)
 
 
-def growth(bench: Bench, ours: Millrace, gigabytes: int) -> None:
-    """What a record costs as the log grows, written and read at its end and at its beginning."""
+def growth(bench: Bench, server: Server, gigabytes: int) -> None:
+    """What a record costs as the log grows, written and read at its end and at its beginning. On a machine
+    with less memory than that both servers feel the disk."""
     print(
-        f"\none partition that grows to {gigabytes} GB, 500 records a batch, broker's CPU s a million records"
+        f"\n{server.name}: one partition that grows to {gigabytes} GB, 500 records a batch, broker's CPU s a "
+        "million records"
     )
     batch = batch_of(500)
     per_gigabyte = int(1e9 / len(batch)) * 500
-    with bench.topic(ours) as topic:
+    with bench.topic(server) as topic:
         for number in range(1, gigabytes + 1):
-            before = ours.processor_seconds()
-            records, seconds = raw_produce(ours.port, topic, batch, per_gigabyte, acks=1)
-            spent = (ours.processor_seconds() - before) / (records / 1e6)
+            before = server.processor_seconds()
+            records, seconds = raw_produce(server.port, topic, batch, per_gigabyte, acks=1)
+            spent = (server.processor_seconds() - before) / (records / 1e6)
             if number in (1, 2, 5, 10, 15, gigabytes):
                 reading = []
                 for offset in (0, number * per_gigabyte - per_gigabyte // 2):
-                    before = ours.processor_seconds()
+                    before = server.processor_seconds()
                     read, _ = raw_consume(
-                        ours.port, topic, batch, per_gigabyte // 2, fetch_bytes=MIB, offset=offset
+                        server.port, topic, batch, per_gigabyte // 2, fetch_bytes=MIB, offset=offset
                     )
-                    reading.append((ours.processor_seconds() - before) / (read / 1e6))
+                    reading.append((server.processor_seconds() - before) / (read / 1e6))
                 print(
                     f"{f'at {number} GB':<44} written {spent:>6.2f} ({records / seconds:>11,.0f} records/s)"
                     f"   its first half GB read {reading[0]:>6.2f}, its last {reading[1]:>6.2f}",
@@ -483,8 +537,10 @@ def main() -> None:
                 bench = Bench(ours, theirs, given.rounds)
                 if "produce" in parts:
                     produce(bench, java, given.records)
+                    bench.tell_memory("producing")
                 if "consume" in parts:
                     consume(bench, java, given.records)
+                    bench.tell_memory("consuming")
                 if "spread" in parts:
                     spread(bench, given.records // 2)
                 if "latency" in parts:
@@ -492,10 +548,9 @@ def main() -> None:
                 if "disk" in parts:
                     disk(bench, started)
                 if "growth" in parts:
-                    growth(bench, ours, given.gigabytes)
-                print("\npeak memory resident, MB")
-                for server in started:
-                    print(f"{server.name:<44} {server.peak_memory_mb():>11,.0f}", flush=True)
+                    for server in started:
+                        growth(bench, server, given.gigabytes)
+                    bench.tell_memory("latency, disk, growth")
                 if "queues" in parts:
                     queues(bench, ours, folder, given.rounds, cores)
         finally:

@@ -9,6 +9,7 @@ a request that stands behind it on the same connection.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from tests.benchmarks.peers.kafka_load import MIB, RECORD_SIZE, connect, receive_exactly
@@ -18,6 +19,19 @@ PERSISTENT = 2
 FRAME_HEAD = 7
 CHUNK = 200
 """Messages a write."""
+
+
+def at_a_rate(exchange: Callable[[], None], count: int, per_second: float) -> list[float]:
+    """Milliseconds from when each of `count` exchanges is due to its end. One that is late makes the next
+    ones late, and that is counted (no coordinated omission)."""
+    taken = []
+    begun = time.perf_counter() + 0.05
+    for number in range(count):
+        due = begun + number / per_second
+        time.sleep(max(0.0, due - time.perf_counter()))
+        exchange()
+        taken.append((time.perf_counter() - due) * 1e3)
+    return taken
 
 
 class Amqp:
@@ -47,18 +61,24 @@ class Amqp:
     def produce(self, queue: str, count: int) -> float:
         """Seconds until the server has taken `count` messages."""
         spec = self._spec
-        properties = spec.BasicProperties(delivery_mode=PERSISTENT)
-        message = (
-            self._frame.Method(1, spec.Basic.Publish(exchange="", routing_key=queue)).marshal()
-            + self._frame.Header(1, len(BODY), properties).marshal()
-            + self._frame.Body(1, BODY).marshal()
-        )
-        chunk = message * CHUNK
+        chunk = self._message(queue) * CHUNK
         begun = time.perf_counter()
         for _ in range(count // CHUNK):
             self._socket.sendall(chunk)
         self._call(1, spec.Queue.Declare(queue=queue, passive=True, durable=True), spec.Queue.DeclareOk)
         return time.perf_counter() - begun
+
+    def latency(self, queue: str, count: int, per_second: float) -> list[float]:
+        """Milliseconds from when each message is due to its confirmation; one at a time."""
+        spec = self._spec
+        self._call(1, spec.Confirm.Select(), spec.Confirm.SelectOk)
+        message = self._message(queue)
+
+        def exchange() -> None:
+            self._socket.sendall(message)
+            self._expect(spec.Basic.Ack)
+
+        return at_a_rate(exchange, count, per_second)
 
     def consume(self, queue: str, count: int) -> float:
         """Seconds from asking for messages to the arrival of the last of `count`."""
@@ -78,6 +98,14 @@ class Amqp:
 
     def close(self) -> None:
         self._socket.close()
+
+    def _message(self, queue: str) -> bytes:
+        properties = self._spec.BasicProperties(delivery_mode=PERSISTENT)
+        return bytes(
+            self._frame.Method(1, self._spec.Basic.Publish(exchange="", routing_key=queue)).marshal()
+            + self._frame.Header(1, len(BODY), properties).marshal()
+            + self._frame.Body(1, BODY).marshal()
+        )
 
     def _send(self, channel: int, method: Any) -> None:
         self._socket.sendall(self._frame.Method(channel, method).marshal())
@@ -122,17 +150,17 @@ class Stomp:
 
     def produce(self, queue: str, count: int) -> float:
         """Seconds until the server has taken `count` messages."""
-        head = f"SEND\ndestination:/queue/{queue}\npersistent:true\n"
-        size = f"content-length:{len(BODY)}\n\n"
-        chunk = (f"{head}{size}".encode() + BODY + b"\0") * CHUNK
+        chunk = self._message(queue) * CHUNK
         begun = time.perf_counter()
         for _ in range(count // CHUNK - 1):
             self._socket.sendall(chunk)
-        last = f"{head}receipt:last\n{size}".encode() + BODY + b"\0"
-        self._socket.sendall(chunk[: -len(chunk) // CHUNK] + last)
-        if not self._read_frame().startswith(b"RECEIPT"):
-            raise ConnectionError("ActiveMQ did not confirm the messages")
+        self._socket.sendall(chunk[: -len(chunk) // CHUNK])
+        self._confirmed(queue)
         return time.perf_counter() - begun
+
+    def latency(self, queue: str, count: int, per_second: float) -> list[float]:
+        """Milliseconds from when each message is due to its receipt; one at a time."""
+        return at_a_rate(lambda: self._confirmed(queue), count, per_second)
 
     def consume(self, queue: str, count: int) -> float:
         """Seconds from the subscription to the arrival of the last of `count` messages."""
@@ -149,6 +177,16 @@ class Stomp:
 
     def close(self) -> None:
         self._socket.close()
+
+    def _message(self, queue: str, more: str = "") -> bytes:
+        head = f"SEND\ndestination:/queue/{queue}\npersistent:true\n{more}content-length:{len(BODY)}\n\n"
+        return head.encode() + BODY + b"\0"
+
+    def _confirmed(self, queue: str) -> None:
+        """Send one message and wait until the server has taken it."""
+        self._socket.sendall(self._message(queue, "receipt:last\n"))
+        if not self._read_frame().startswith(b"RECEIPT"):
+            raise ConnectionError("ActiveMQ did not confirm a message")
 
     def _read_frame(self) -> bytes:
         frame = bytearray()

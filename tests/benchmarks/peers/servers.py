@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from millrace.deploy.processes import spawn
-from tests.benchmarks.peers.usage import peak_memory_mb, processor_seconds
+from tests.benchmarks.peers.usage import begin_peak_anew, peak_memory_mb, processor_seconds
 from tests.peers.kafka import KafkaPeer
 from tests.ports import free_port
 from tests.servers import BrokerProcess, ZooKeeper
@@ -55,6 +55,9 @@ class Server:
 
     def peak_memory_mb(self) -> float:
         return peak_memory_mb(self.pid)
+
+    def begin_peak_anew(self) -> None:
+        begin_peak_anew(self.pid)
 
     def stop(self) -> None:
         raise NotImplementedError

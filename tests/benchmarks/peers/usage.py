@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +29,8 @@ def processor_seconds(pid: int) -> float:
 
 
 def peak_memory_mb(pid: int) -> float:
-    """The most that was ever resident at once (`VmHWM`), in MB, of a process and its living children."""
+    """The most that was resident at once (`VmHWM`), in MB, of a process and its living children; ever, or
+    since `begin_peak_anew`."""
     total = 0
     for process in _family(pid):
         try:
@@ -39,6 +40,13 @@ def peak_memory_mb(pid: int) -> float:
         line = next((line for line in status.splitlines() if line.startswith("VmHWM:")), "VmHWM: 0 kB")
         total += int(line.split()[1])
     return total * 1024 / 1e6
+
+
+def begin_peak_anew(pid: int) -> None:
+    """From now on `peak_memory_mb` knows nothing of what was resident before (proc(5), `clear_refs`)."""
+    for process in _family(pid):
+        with suppress(OSError):
+            Path(f"/proc/{process}/clear_refs").write_text("5")
 
 
 def _family(pid: int) -> list[int]:
