@@ -13,7 +13,8 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from kazoo.client import KazooClient
@@ -162,6 +163,17 @@ class BrokerProcess:
         assert self.process is not None
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+    @contextmanager
+    def most_memory(self, mib: float) -> Iterator[None]:
+        """At no moment of what happens inside has the broker `mib` MiB more in memory than before."""
+        assert self.process is not None
+        kept = Path(f"/proc/{self.process.pid}")
+        (kept / "clear_refs").write_text("5")  # the peak begins anew: proc(5)
+        before = self.resident_mib()
+        yield
+        peak = int((kept / "status").read_text().split("VmHWM:")[1].split()[0]) / 1024
+        assert peak < before + mib, f"{peak - before:.0f} MiB more"
 
     def wait_until_ended(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """The exit status."""

@@ -46,6 +46,8 @@ BUDGET_S = 840
 CLUSTER, SPARK, UNIT = "cluster", "spark", "unit"
 MIRRORS = "test_mirror_*.py"
 MIRRORS_UNITS = f"tests/{UNIT}/mirror"
+CLIENTS = ("test_audited_*.py", "test_client_*.py", "test_zookeeper_consumer*.py")
+"""Tests of clusters that are mostly about who uses them: they go among the others."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,15 @@ def parts() -> list[Part]:
     folders -= {CLUSTER, SPARK, UNIT}
     mirrors = sorted(f"tests/{path.relative_to(TESTS)}" for path in TESTS.glob(f"*/**/{MIRRORS}"))
     no_mirrors = (f"--ignore={MIRRORS_UNITS}", f"--ignore-glob=*/{MIRRORS}")
+    clients = sorted(
+        f"tests/{path.relative_to(TESTS)}" for glob in CLIENTS for path in (TESTS / CLUSTER).glob(glob)
+    )
     return [
         Part("mirrors", (MIRRORS_UNITS, *mirrors)),
-        Part("clusters", (f"tests/{CLUSTER}", *no_mirrors)),
+        Part("clusters", (f"tests/{CLUSTER}", *no_mirrors, *(f"--ignore={path}" for path in clients))),
         Part(SPARK, (f"tests/{SPARK}", *no_mirrors)),
         Part("units", (f"tests/{UNIT}", *no_mirrors)),
-        Part("all others", (*(f"tests/{folder}" for folder in sorted(folders)), *no_mirrors)),
+        Part("all others", (*(f"tests/{folder}" for folder in sorted(folders)), *clients, *no_mirrors)),
     ]
 
 

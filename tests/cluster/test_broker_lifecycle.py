@@ -18,6 +18,7 @@ from millrace.broker.errors import (
     DataFolderNotWritable,
     KafkaStorageError,
     NotLeaderOrFollower,
+    OutOfOrderSequence,
     PortTaken,
     ZooKeeperUnreachable,
 )
@@ -35,8 +36,16 @@ pytestmark = pytest.mark.java
 TIMEOUT_MS = 60_000
 
 
-def create(client: RawClient, *names: str, partition_count: int = 1) -> None:
-    wanted = [{"name": name, "num_partitions": partition_count, "replication_factor": 1} for name in names]
+def create(client: RawClient, *names: str, partition_count: int = 1, **configs: str) -> None:
+    wanted = [
+        {
+            "name": name,
+            "num_partitions": partition_count,
+            "replication_factor": 1,
+            "configs": [{"name": key, "value": value} for key, value in configs.items()],
+        }
+        for name in names
+    ]
     answer = client.ask(Api.CREATE_TOPICS, 7, topics=wanted, timeout=TIMEOUT_MS)
     assert [topic.error_code for topic in answer.topics] == [0] * len(names), answer
 
@@ -334,13 +343,94 @@ def test_compacted_log_without_a_mark_of_its_holes_is_recovered_whole(broker: Br
         assert end_offset(client, "compacted") == 8
 
 
-def test_flush_messages_makes_acknowledged_records_durable(broker_factory: BrokerFactory) -> None:
-    broker = broker_factory(log_flush_interval_messages=1, visibility="flushed")
+def test_logs_are_flushed_by_count_and_by_time_and_otherwise_left_to_the_system(
+    broker_factory: BrokerFactory,
+) -> None:
+    broker = broker_factory(
+        log_flush_interval_ms=100,
+        log_flush_scheduler_interval_ms=20,
+        log_flush_offset_checkpoint_interval_ms=20,
+    )
+    never = str(2**63 - 1)
+
+    def flushed(topic: str) -> int:
+        """Below this offset the broker's own file says that all is on the disk."""
+        path = broker.data / "recovery-point-offset-checkpoint"
+        rows = [line.split() for line in path.read_text().splitlines()[2:]] if path.exists() else []
+        return next((int(offset) for name, _, offset in rows if name == topic), 0)
+
     with RawClient(broker.port) as client:
-        create(client, "safe")
-        answers = [client.produce({("safe", 0): batch_of(b"x")}, acks=-1)[0] for _ in range(5)]
-        assert [answer.base_offset for answer in answers] == [0, 1, 2, 3, 4]
-        assert end_offset(client, "safe") == 5
+        create(client, "timed")
+        create(client, "counted", **{"flush.ms": never, "flush.messages": "3"})
+        create(client, "left", **{"flush.ms": never})
+
+        def write(topic: str, count: int) -> None:
+            for _ in range(count):
+                assert client.produce({(topic, 0): batch_of(b"x")})[0].error_code == 0
+
+        write("counted", 2)
+        write("left", 50)
+        write("timed", 2)
+        until(lambda: flushed("timed") == 2, "a log is flushed when its time is over")
+        assert (flushed("counted"), flushed("left")) == (0, 0)
+        write("counted", 1)
+        until(lambda: flushed("counted") == 3, "a log is flushed when it has so many records more")
+        assert flushed("left") == 0
+
+
+def test_a_silent_producer_is_forgotten_when_its_time_is_over(broker_factory: BrokerFactory) -> None:
+    """`producer.id.expiration.ms`: by default a day."""
+    broker = broker_factory(log_retention_check_interval_ms=20, log_retention_ms=-1)
+
+    def send(number: int) -> int:
+        numbered = batch_of(b"x", producer_id=4_242, producer_epoch=0, base_sequence=number)
+        with RawClient(broker.port) as client:
+            return client.produce({("kept", 0): numbered})[0].error_code
+
+    with RawClient(broker.port) as client:
+        create(client, "kept")
+    assert (send(0), send(7)) == (0, OutOfOrderSequence.code)
+    broker.stop()
+    broker.settings["producer.id.expiration.ms"] = 1
+    broker.start()
+    with RawClient(broker.port) as client:
+        assert end_offset(client, "kept") == 1
+    until(lambda: send(7) == 0, "it begins anew wherever it is")
+
+
+def test_offsets_are_forgotten_when_their_time_is_over(broker_factory: BrokerFactory) -> None:
+    """Clients of before OffsetCommit 5 say how long theirs are to be kept; all others' are kept for
+    `offsets.retention.minutes`, of which one is the least."""
+    broker = broker_factory(offsets_retention_minutes=1, offsets_retention_check_interval_ms=20)
+    with RawClient(broker.port) as client:
+        create(client, "read", partition_count=2)
+        until(
+            lambda: client.ask(Api.FIND_COORDINATOR, 3, key="g", key_type=0).error_code == 0,
+            "there is a coordinator",
+        )
+
+        def committed() -> list[int]:
+            asked = [{"name": "read", "partition_indexes": (0, 1)}]
+            answer = client.ask(Api.OFFSET_FETCH, 5, group_id="g", topics=asked)
+            return [int(part.committed_offset) for part in answer.topics[0].partitions]
+
+        def commit(partition: int, kept_ms: int) -> bool:
+            part = {"partition_index": partition, "committed_offset": 5, "committed_metadata": None}
+            answer = client.ask(
+                Api.OFFSET_COMMIT,
+                2,
+                group_id="g",
+                generation_id_or_member_epoch=-1,
+                member_id="",
+                retention_time=kept_ms,
+                topics=[{"name": "read", "partitions": [part]}],
+            )
+            return bool(answer.topics[0].partitions[0].error_code == 0)
+
+        for partition, kept_ms in ((0, 1), (1, -1)):
+            until(lambda at=partition, kept=kept_ms: commit(at, kept), "an offset is committed")
+        until(lambda: committed()[0] == -1, "what was to be kept for a millisecond is gone")
+        assert committed() == [-1, 5]
 
 
 def test_metrics_are_served_where_asked_for(broker_factory: BrokerFactory) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.hot_fetch import FetchRequest, PartitionFetch
+from millrace.broker.protocol.hot_fetch import decode_response as decode_fetch_response
 from millrace.broker.protocol.hot_fetch import encode_request as encode_fetch_request
 from tests.conftest import BrokerFactory
 from tests.ports import free_port
@@ -85,6 +86,29 @@ def stalled_reader(port: int, requests: bytes) -> socket.socket:
     peer.connect(("127.0.0.1", port))
     peer.sendall(requests)
     return peer
+
+
+def test_many_readers_of_the_same_data_cost_no_copies_of_it(broker_factory: BrokerFactory) -> None:
+    """What is read is in the system's page cache once, however many groups read it."""
+    readers, batches = 16, 400
+    broker = broker_factory()
+    with RawClient(broker.port) as client:
+        create(client, "shared")
+        fill(client, "shared", batches)
+    peers = [RawClient(broker.port) for _ in range(readers)]
+    try:
+        with broker.most_memory(readers * 1.5 + 20):  # an answer each under way; their own copies: 640 MiB
+            offset = 0
+            while offset < batches:
+                asked = FetchRequest(0, 1, MIB, False, [PartitionFetch("shared", 0, offset, MIB)])
+                for peer in peers:
+                    peer.send(encode_fetch_request(12, 1, "raw", asked))
+                given = [decode_fetch_response(peer.receive(), 12).partitions[0].records for peer in peers]
+                assert len(set(map(bytes, given))) == 1
+                offset += len(given[0]) // BATCH_SIZE
+    finally:
+        for peer in peers:
+            peer.socket.close()
 
 
 def test_many_stalled_readers_are_bounded_together(broker_factory: BrokerFactory) -> None:

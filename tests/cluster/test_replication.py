@@ -21,6 +21,7 @@ from millrace.broker.errors import (
     NotEnoughReplicas,
     NotEnoughReplicasAfterAppend,
     NotLeaderOrFollower,
+    OutOfOrderSequence,
     RequestTimedOut,
 )
 from millrace.broker.protocol.batch import iterate_batches
@@ -206,6 +207,37 @@ def test_what_was_acknowledged_survives_the_leader(broker_factory: BrokerFactory
     log = cluster.wait_until_logs_agree(1, 2, 3)
     assert values_of(log) == [*sent, b"after"]
     assert produce(second, b"all three")[0] == 0
+
+
+@pytest.mark.safety
+def test_numbers_of_an_idempotent_producer_go_on_at_the_next_leader(broker_factory: BrokerFactory) -> None:
+    """Who had no answer sends again: what was there already is where it was, and a gap is refused."""
+    cluster = Cluster(broker_factory)
+    cluster.create(min_insync_replicas="2")
+    first = cluster.leader()
+    with RawClient(first.port) as client:
+        given = client.ask(Api.INIT_PRODUCER_ID, 4, transactional_id=None, transaction_timeout=60_000)
+    assert given.error_code == 0
+
+    def send(broker: BrokerProcess, number: int) -> tuple[int, int]:
+        numbered = batch_of(
+            b"%d" % number,
+            producer_id=int(given.producer_id),
+            producer_epoch=int(given.producer_epoch),
+            base_sequence=number,
+        )
+        with RawClient(broker.port) as client:
+            answer = client.produce({("t", 0): numbered}, acks=ALL)[0]
+        return answer.error_code, answer.base_offset
+
+    assert [send(first, number) for number in range(3)] == [(0, 0), (0, 1), (0, 2)]
+    first.kill()
+    second = cluster.leader(but_not=first.id)
+    assert [send(second, number) for number in (2, 0)] == [(0, 2), (0, 0)]
+    assert send(second, 9)[0] == OutOfOrderSequence.code
+    assert [send(second, number) for number in (3, 3)] == [(0, 3), (0, 3)]
+    eventually(lambda: list_offset(second, LATEST) == (0, 4), "the end is known")
+    assert consume(second) == [b"0", b"1", b"2", b"3"]
 
 
 def test_no_new_partition_is_left_behind(broker_factory: BrokerFactory) -> None:

@@ -16,6 +16,7 @@ from millrace.broker.coordination.zookeeper_consumer import (
     CommitFailed,
     ConsumerClosed,
     ConsumerIdTaken,
+    ConsumerTimeout,
     MessageStream,
     RebalanceFailed,
     ZookeeperConsumer,
@@ -170,8 +171,7 @@ def test_a_partition_feeds_one_stream_and_idle_streams_wait(broker: BrokerProces
         for name in ("a", "b", "c")
     ]
     try:
-        for consumer in consumers:
-            consumer.create_message_streams({"orders": 2})
+        streams = [consumer.create_message_streams({"orders": 2})["orders"] for consumer in consumers]
         expected = [
             {("orders", 0): 0, ("orders", 1): 1},
             {("orders", 2): 0, ("orders", 3): 1},
@@ -182,6 +182,12 @@ def test_a_partition_feeds_one_stream_and_idle_streams_wait(broker: BrokerProces
             "four partitions over three consumers of two streams",
         )
         assert owners(peek) == {0: f"{GROUP}_a-0", 1: f"{GROUP}_a-1", 2: f"{GROUP}_b-0", 3: f"{GROUP}_b-1"}
+        for partition, stream in enumerate([*streams[0], *streams[1]]):
+            given = take(stream, 10)
+            assert [(each.partition, each.offset) for each in given] == [(partition, n) for n in range(10)]
+        for stream in (*streams[0], *streams[1], *streams[2]):
+            with pytest.raises(ConsumerTimeout):
+                next(stream)
         consumers[0].shutdown()
         eventually(
             lambda: consumers[2].owned_partitions() == {("orders", 2): 0, ("orders", 3): 1},

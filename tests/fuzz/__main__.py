@@ -18,7 +18,7 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.fuzz.in_process import Findings, Fuzzer
+from tests.fuzz.in_process import LOOKS, Findings, Fuzzer
 from tests.fuzz.over_sockets import fuzz_over_sockets
 from tests.servers import ZooKeeper
 
@@ -30,10 +30,17 @@ GROWTH_MIB = 64
 and groups fill their bounded places."""
 
 
-def growth_mib(findings: Findings) -> float:
-    """From the first tenth of a run to its end."""
+def look_at_growth(name: str, findings: Findings) -> None:
+    """Says how much memory was added from the first tenth of a run to its end; too much is a finding, and so
+    is a run that was never looked at in between."""
     samples = [size for frames, size in findings.resident if frames >= findings.frames / 10]
-    return (samples[-1] - samples[0]) / (1 << 20) if samples else 0.0
+    if len(samples) < LOOKS // 2:
+        findings.note(f"{name}: memory was looked at {len(samples)} times")
+        return
+    grown = (samples[-1] - samples[0]) / (1 << 20)
+    print(f"{name}: {findings.frames:,} frames, {grown:+.0f} MiB after the first tenth")
+    if grown > GROWTH_MIB:
+        findings.note(f"{name}: resident memory grew by {grown:.0f} MiB: {findings.resident}")
 
 
 def run(runs: int, seed: int, folder: Path) -> Findings:
@@ -43,15 +50,9 @@ def run(runs: int, seed: int, folder: Path) -> Findings:
         fuzzer = Fuzzer(zookeeper.chroot(), folder / "in-process", seed)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             findings = runner.run(fuzzer.run(runs))
-        grown = growth_mib(findings)
-        print(f"in process: {findings.frames:,} frames, {grown:+.0f} MiB after the first tenth")
-        if grown > GROWTH_MIB:
-            findings.note(f"resident memory grew by {grown:.0f} MiB: {findings.resident}")
+        look_at_growth("in process", findings)
         others = fuzz_over_sockets(zookeeper.chroot(), folder / "over-sockets", seed, runs // SOCKET_SHARE)
-        grown = growth_mib(others)
-        print(f"over sockets: {others.frames:,} frames sent, {grown:+.0f} MiB after the first tenth")
-        if grown > GROWTH_MIB:
-            others.note(f"resident memory grew by {grown:.0f} MiB: {others.resident}")
+        look_at_growth("over sockets", others)
     finally:
         zookeeper.stop()
     findings.failures += others.failures

@@ -50,6 +50,8 @@ SETTINGS = {
 HEALTH_TOPIC = "healthy"
 CHECK_EVERY = 500
 FRAMES_A_CONNECTION = 40
+LOOKS = 20
+"""How often a run looks at its memory, and never after more than this:"""
 LOOK_EVERY = 10_000
 
 
@@ -185,7 +187,7 @@ class Fuzzer:
         seeds = Seeds(list(self._broker._listener._dispatcher.handlers.values()), rng, self._topic_ids)
         findings = self.findings
         other = seeds.next()
-        looked = 0
+        looked, look_every = 0, min(LOOK_EVERY, count // LOOKS)
         began = time.monotonic()
         while findings.frames < count:
             connection, transport = self._connect()
@@ -201,7 +203,7 @@ class Fuzzer:
                     break
             connection.close("test")
             connection.connection_lost(None)
-            if findings.frames >= looked + LOOK_EVERY:
+            if findings.frames >= looked + look_every:
                 looked = findings.frames
                 await self._look_at_memory(began)
 

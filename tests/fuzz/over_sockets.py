@@ -13,7 +13,7 @@ from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.hot_fetch import PartitionFetch
 from millrace.broker.server.registry import handlers
 from tests.fuzz.frames import TOPICS, Seeds, mutate
-from tests.fuzz.in_process import HEALTH_TOPIC, SETTINGS, Findings
+from tests.fuzz.in_process import HEALTH_TOPIC, LOOKS, SETTINGS, Findings
 from tests.raw_client import RawClient, batch_of
 from tests.servers import BrokerProcess
 from tests.waiting import patience
@@ -45,6 +45,7 @@ def fuzz_over_sockets(zookeeper_path: str, folder: Path, seed: int, count: int) 
                 )
         seeds = Seeds(handlers(), rng, topic_ids)
         other = seeds.next()
+        checked, check_every = 0, min(CHECK_EVERY, count // LOOKS)
         while findings.frames < count and not findings.failures:
             burst = b""
             for _ in range(FRAMES_A_CONNECTION):
@@ -61,7 +62,8 @@ def fuzz_over_sockets(zookeeper_path: str, folder: Path, seed: int, count: int) 
                 with contextlib.suppress(OSError):
                     leaving.recv(1 << 20)
                 leaving.close()
-            if findings.frames % CHECK_EVERY == 0:
+            if findings.frames >= checked + check_every:
+                checked = findings.frames
                 check(broker, findings)
         check(broker, findings)
     finally:

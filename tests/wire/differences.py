@@ -39,6 +39,12 @@ DIFFERENCES: dict[str, Difference] = {
         millrace="none: clients use the classic group protocol and transactions of version 1",
         why="the scope ends at the APIs of Apache Kafka 3.9",
     ),
+    "inferred-release": Difference(
+        subject="the release that kafka-python infers from the versions of the APIs",
+        kafka="4.1",
+        millrace="3.9",
+        why="the scope ends at the APIs of Apache Kafka 3.9, and a client may meet those of one release only",
+    ),
     "unsupported-version": Difference(
         subject="an unknown API, or a version that is not advertised",
         kafka="closes the connection",
@@ -150,6 +156,12 @@ DIFFERENCES: dict[str, Difference] = {
         kafka="55 MiB",
         millrace="8 MiB (`fetch.max.bytes`)",
         why="it bounds what one slow reader can hold; the reader asks again",
+    ),
+    "coordinators-alone": Difference(
+        subject="coordinators where there are fewer brokers than their topics have replicas by default (3)",
+        kafka="none until there are enough",
+        millrace="the topic gets as many replicas as there are brokers; the log says how to raise them later",
+        why="the first broker of a datacenter works alone; a factor that the configuration names is kept",
     ),
 }
 

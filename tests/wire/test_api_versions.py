@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
+from kafka.protocol.broker_version_data import infer_broker_version_from_api_versions
 
 from millrace.broker.protocol.frames import Api
 from tests.raw_client import RawClient
@@ -78,6 +79,27 @@ def test_nothing_is_advertised_that_apache_kafka_would_not_know(raw, server, kaf
     assert set(ours) <= set(theirs)
     beyond = {Api(key).name: (ours[key], theirs[key]) for key in ours if ours[key][1] > theirs[key][1]}
     assert beyond == {}
+
+
+def test_produce_is_advertised_from_its_beginning(raw):
+    """Some releases of librdkafka take a server without for one that lacks newer codecs (KAFKA-18659)."""
+    assert advertised(raw)[Api.PRODUCE][0] == 0
+
+
+def test_kafka_python_takes_the_server_for_one_release(raw, server):
+    """It tells what a server can do by the release that its ranges fit."""
+    release = infer_broker_version_from_api_versions(advertised(raw))
+    assert release == server.outcome("inferred-release", kafka=(4, 1), millrace=(3, 9))
+
+
+@pytest.mark.parametrize("version", range(4))
+def test_old_questions_are_told_of_no_feature_that_begins_at_0(raw, version):
+    """A client that asks so reads such a range as a broken one."""
+    names = {"client_software_name": "wire", "client_software_version": "1"} if version == 3 else {}
+    answer = raw.ask(Api.API_VERSIONS, version, **names)
+    assert answer.error_code == 0
+    told = getattr(answer, "supported_features", ()) or ()
+    assert [feature.name for feature in told if int(feature.min_version) == 0] == []
 
 
 def test_features_of_newer_protocols(raw, server):

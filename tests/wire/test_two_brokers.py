@@ -75,3 +75,35 @@ def test_writes_wait_for_enough_replicas_and_leaders_move(mortal_pair, fresh_nam
         reader = library(both)
         assert [r.value for r in reader.drain(strict)] == [b"both", b"first alone", b"both again"]
         assert [r.value for r in reader.drain(loose)] == [b"both", b"first alone"]
+
+
+def test_a_partition_is_moved_by_apache_kafkas_own_command(mortal_pair, fresh_name, tmp_path):
+    both = ",".join(broker.bootstrap for broker in mortal_pair)
+    admin = AdminClient({"bootstrap.servers": both, "log_level": 0})
+    wait_until(lambda: set(admin.list_topics(timeout=PATIENCE_S).brokers) == {1, 2}, "both brokers")
+    topic = fresh_name("moved")
+    admin.create_topics([NewTopic(topic, 1, replica_assignment=[[1]])])[topic].result(patience(PATIENCE_S))
+    wait_until(lambda: partition_of(admin, topic) == (1, {1}, {1}), "the first leads")
+    client = Confluent(both)
+    values = [b"%d" % number * 1_000 for number in range(200)]
+    client.produce(topic, [Sent(value) for value in values])
+
+    java = JavaTools(both, tmp_path)
+    plan = tmp_path / "moves.json"
+    plan.write_text(
+        json.dumps({"version": 1, "partitions": [{"topic": topic, "partition": 0, "replicas": [2]}]})
+    )
+    command = ("reassign-partitions", "--reassignment-json-file", str(plan))
+    begun = java.run(*command, "--execute", "--throttle", "50000000").checked().out
+    assert "Successfully started partition reassignment" in begun
+    assert "The inter-broker throttle limit was set to 50000000 B/s" in begun
+
+    def is_over() -> bool:
+        said = java.run(*command, "--verify").checked().out
+        return f"Reassignment of partition {topic}-0 is completed." in said and "Clearing" in said
+
+    wait_until(is_over, "the command says that it is over, and takes the throttles away")
+    wait_until(lambda: partition_of(admin, topic) == (2, {2}, {2}), "the second has it alone")
+    left = java.run("configs", "--describe", "--entity-type", "brokers", "--entity-name", "2").checked().out
+    assert "throttled" not in left
+    assert [record.value for record in client.drain(topic)] == values

@@ -78,7 +78,7 @@ class History:
         )
         logs = {broker: {number: VirtualLog() for number in self.rules.replicas} for broker in broker_ids}
         self._registered_ms: dict[str, int] = {}
-        self.truth = Truth(world, logs, only_flushed=self.rules.only_flushed)
+        self.truth = Truth(logs, only_flushed=self.rules.only_flushed)
         zookeeper.on_write = self._on_write
         if has_moves:
             zookeeper.commit([Make(ASSIGNMENT, assigned_now(zookeeper, self.rules.replicas))])

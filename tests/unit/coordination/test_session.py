@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kazoo.client import KazooState
 from kazoo.exceptions import NoNodeError, WriterNotClosedException
 from kazoo.handlers.threading import AsyncResult, SequentialThreadingHandler
 
-from millrace.broker.coordination.session import NodeMissing, Session
-from tests.waiting import until_async
+from millrace.broker.coordination.session import NodeMissing, Session, SessionState
+from tests.waiting import patience, until_async
 
 
 class Stuck:
@@ -78,4 +80,44 @@ def test_requests_leave_nothing_for_the_garbage_collector(answer: Callable[[Asyn
         asyncio.run(asyncio.wait_for(run(), 10))
     finally:
         gc.enable()
+        handler.stop()
+
+
+def test_what_kazoos_threads_tell_is_heard_on_the_loop_and_never_holds_them_up() -> None:
+    """They tell it while the loop is busy: were they to wait for it, they would wait here for ever."""
+    handler = SequentialThreadingHandler()
+    watches: list[Callable[[Any], None]] = []
+
+    class Watched:
+        def get_async(self, _path: str, watch: Callable[[Any], None]) -> AsyncResult:
+            watches.append(watch)
+            result = handler.async_result()
+            answered(result)
+            return result
+
+    async def run() -> None:
+        session = Session("127.0.0.1:1", session_timeout_ms=1_000, connection_timeout_ms=1_000)
+        client: Any = Watched()
+        session._client, session._loop = client, asyncio.get_running_loop()
+        heard: list[tuple[object, int]] = []
+        session.on_state(lambda state: heard.append((state, threading.get_ident())))
+        await session.get("/a", lambda: heard.append(("changed", threading.get_ident())))
+
+        def tell() -> None:
+            watches[0](SimpleNamespace(path="/a"))
+            session._on_state(KazooState.SUSPENDED)
+
+        teller = threading.Thread(target=tell)
+        teller.start()
+        teller.join(patience(30))
+        assert not teller.is_alive()
+        assert heard == []
+        await until_async(lambda: len(heard) == 2, "both are heard")
+        own = threading.get_ident()
+        assert heard == [("changed", own), (SessionState.SUSPENDED, own)]
+
+    handler.start()
+    try:
+        asyncio.run(asyncio.wait_for(run(), patience(60)))
+    finally:
         handler.stop()

@@ -64,6 +64,30 @@ def test_clean_open_reads_headers_only(
     assert again.max_timestamp() == (11, 1011)
 
 
+@pytest.mark.parametrize("known", [0, 8, 10, 12])
+def test_after_a_crash_only_what_is_past_the_recovery_point_is_read(
+    open_log: OpenLog, monkeypatch: pytest.MonkeyPatch, known: int
+) -> None:
+    """Of what is below it headers alone: what had been flushed was checked before it was acknowledged so."""
+    settings = {"index_interval_bytes": 1, "segment_bytes": 4 * LARGE}
+    log = open_log(**settings)
+    for number in range(12):
+        append(log, 1, size=LARGE, timestamp_ms=1000 + number)
+    read_sizes = []
+    read = LogFile.read
+
+    def counted(file: LogFile, position: int, size: int) -> bytes:
+        data = read(file, position, size)
+        read_sizes.append(len(data))
+        return data
+
+    monkeypatch.setattr(LogFile, "read", counted)
+    again = open_log(recovery_point=known, **settings)
+    assert (again.end_offset, again.notes) == (12, [])
+    behind = (12 - known) * LARGE
+    assert behind <= sum(read_sizes) < behind + len(again.segments) * 30_000
+
+
 def test_clean_open_after_a_clean_open_is_the_same(open_log: OpenLog) -> None:
     log = open_log(**ALL_INDEXED)
     _write(log)
