@@ -90,7 +90,7 @@ test-long: .venv/.ready-test
 
 # Against Millrace and Apache Kafka; MILLRACE_WIRE_SERVERS=kafka (or millrace) runs against one of the two alone.
 test-wire: .venv/.ready-test
-	MILLRACE_WIRE_SERVERS=$(or $(MILLRACE_WIRE_SERVERS),millrace,kafka) $(BIN)/python -m pytest tests/wire $(ARGS)
+	MILLRACE_WIRE_SERVERS=$${MILLRACE_WIRE_SERVERS:-millrace,kafka} $(BIN)/python -m pytest tests/wire $(ARGS)
 
 # Each scenario runs in one pair in `make test`; here in all four.
 test-pairs: .venv/.ready-test

@@ -140,3 +140,25 @@ def test_the_hunt_lists_every_test_that_was_ever_red_the_most_frequent_first() -
         "  1 of 3: tests/wire/test_y.py::test_other",
         "      assert 1 == 2",
     ]
+
+
+@pytest.mark.parametrize(("asked", "servers"), [(None, "millrace,kafka"), ("kafka", "kafka")])
+def test_foreign_clients_are_tried_on_both_servers_unless_one_is_asked_for(
+    asked: str | None, servers: str
+) -> None:
+    """The recipe of `make test-wire`, as a shell reads it; it once asked for the first of the two alone."""
+    recipe = next(
+        line.strip()
+        for line in (PROJECT / "Makefile").read_text().splitlines()
+        if line.startswith("\t") and "pytest tests/wire" in line
+    )
+    setting, _, _ = recipe.partition(" ")
+    environment = {} if asked is None else {"MILLRACE_WIRE_SERVERS": asked}
+    told = subprocess.run(
+        ["sh", "-c", setting.replace("$$", "$") + "; echo $MILLRACE_WIRE_SERVERS"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=True,
+    )
+    assert told.stdout == f"{servers}\n"
