@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections import defaultdict
 from types import TracebackType
 from typing import Any, Self
 
 from millrace.broker.protocol import hot_fetch, hot_produce
-from millrace.broker.protocol.frames import decode_response, encode_request
+from millrace.broker.protocol.frames import Api, decode_response, encode_request
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.broker.server.answers import build_entity, request_type, response_type
 from tests.waiting import patience
@@ -117,3 +118,27 @@ class RawClient:
                 raise EOFError("the broker closed the connection")
             view = view[count:]
         return data
+
+
+def is_served(port: int, topic: str, partitions: int) -> bool:
+    """Whether the topic has so many partitions, each with a leader that says so itself. The metadata name a
+    leader before it knows its office, and until then it refuses (NOT_LEADER_OR_FOLLOWER); other clients ask
+    again without a word."""
+    led: dict[int, list[int]] = defaultdict(list)
+    with RawClient(port) as client:
+        known = client.ask(Api.METADATA, 9, topics=[{"name": topic}])
+    for partition in known.topics[0].partitions:
+        led[partition.leader_id].append(partition.partition_index)
+    ports = {broker.node_id: broker.port for broker in known.brokers}
+    return len(known.topics[0].partitions) == partitions and all(
+        leader in ports and _answers_as_leader(ports[leader], topic, numbers)
+        for leader, numbers in led.items()
+    )
+
+
+def _answers_as_leader(port: int, topic: str, partitions: list[int]) -> bool:
+    asked = [{"partition_index": n, "timestamp": -1, "current_leader_epoch": -1} for n in partitions]
+    topics = [{"name": topic, "partitions": asked}]
+    with RawClient(port) as client:
+        answer = client.ask(Api.LIST_OFFSETS, 7, replica_id=-1, isolation_level=0, topics=topics)
+    return all(partition.error_code == 0 for partition in answer.topics[0].partitions)

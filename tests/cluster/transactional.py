@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kio.schema.errors import ErrorCode
 
 from millrace.broker.protocol.frames import Api
-from tests.raw_client import RawClient, batch_of
+from tests.raw_client import RawClient, batch_of, is_served
 from tests.servers import BrokerProcess
 from tests.waiting import Deadline, patience, until
 
@@ -31,14 +31,13 @@ def transactional(broker: BrokerProcess, transactional_id: str, **settings: obje
 
 
 def create_topic(broker: BrokerProcess, name: str, partitions: int = 1, **options: object) -> None:
-    """A new topic; this broker knows the leaders of all its partitions when this returns."""
+    """A new topic; the leaders of all its partitions know their office when this returns."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     topic = NewTopic(name, partitions, **{"replication_factor": 1, **options})
     admin.create_topics([topic])[name].result(patience(TIMEOUT_S))
 
     def is_led() -> bool:
-        shown = admin.list_topics(timeout=patience(TIMEOUT_S)).topics.get(name)
-        return bool(shown and shown.partitions and all(p.leader >= 0 for p in shown.partitions.values()))
+        return is_served(broker.port, name, partitions)
 
     until(is_led, f"{name} is led", within_s=TIMEOUT_S, logs_of=[broker])
 

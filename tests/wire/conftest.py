@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from millrace.broker.protocol.frames import Api
 from tests.kafka_fixture import JVM_OPTIONS, SAME_SETTINGS
 from tests.peers.kafka import KafkaPeer
-from tests.raw_client import RawClient
+from tests.raw_client import RawClient, is_served
 from tests.servers import BrokerProcess, ZooKeeper
 from tests.waiting import patience
 from tests.wire.client_face import MEMBERS
@@ -140,15 +140,6 @@ def fresh_name() -> Callable[[str], str]:
     return make
 
 
-def is_served(server: Subject, topic: str, partitions: int) -> bool:
-    """Whether the broker answers for every partition: a leader may be known before it knows its office."""
-    asked = [{"partition_index": n, "timestamp": -1, "current_leader_epoch": -1} for n in range(partitions)]
-    with RawClient(server.port) as raw:
-        topics = [{"name": topic, "partitions": asked}]
-        answer = raw.ask(Api.LIST_OFFSETS, 7, replica_id=-1, isolation_level=0, topics=topics)
-    return all(partition.error_code == 0 for partition in answer.topics[0].partitions)
-
-
 @pytest.fixture
 def new_topic(server: Subject, admin: AdminClient, fresh_name: Callable[[str], str]) -> TopicFactory:
     """`new_topic(partitions=1, **configs)`: a topic that exists and has leaders."""
@@ -158,7 +149,7 @@ def new_topic(server: Subject, admin: AdminClient, fresh_name: Callable[[str], s
         settings = {name.replace("_", "."): str(value) for name, value in configs.items()}
         made = admin.create_topics([NewTopic(topic, partitions, 1, config=settings)])
         made[topic].result(patience(PATIENCE_S))
-        wait_until(lambda: is_served(server, topic, partitions), f"every partition of {topic} is served")
+        wait_until(lambda: is_served(server.port, topic, partitions), f"every partition of {topic} is served")
         return topic
 
     return make

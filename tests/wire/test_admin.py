@@ -17,9 +17,8 @@ from confluent_kafka.admin import ConfigResource, NewPartitions, NewTopic, Offse
 from kafka import KafkaAdminClient
 
 from millrace.broker.protocol.frames import Api
-from tests.raw_client import RawClient
+from tests.raw_client import RawClient, is_served
 from tests.waiting import patience
-from tests.wire.conftest import is_served
 from tests.wire.foreign_clients import CLIENTS, PATIENCE_S, Refused, Sent, wait_until
 
 
@@ -87,7 +86,7 @@ def test_topic_made_again_under_its_name_is_empty(server, admin, readers, new_to
     admin.delete_topics([topic])[topic].result(patience(PATIENCE_S))
     wait_until(lambda: topic not in topics_of(admin), "the topic is gone")
     admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(patience(PATIENCE_S))
-    wait_until(lambda: is_served(server, topic, 1), "the new topic is served")
+    wait_until(lambda: is_served(server.port, topic, 1), "the new topic is served")
     assert client.bounds(topic, 0) == (0, 0)
     assert client.produce(topic, [Sent(b"new")]) == [0]
     assert [record.value for record in client.consume(topic, [0], 1)] == [b"new"]

@@ -13,8 +13,8 @@ import pytest
 from confluent_kafka import ConsumerGroupState
 from confluent_kafka.admin import ConfigResource
 
+from tests.raw_client import is_served
 from tests.waiting import patience
-from tests.wire.conftest import is_served
 from tests.wire.foreign_clients import PATIENCE_S, Sent, wait_until
 from tests.wire.java_tools import together, words
 
@@ -30,7 +30,7 @@ def test_topic_and_config_commands(java, server, admin, fresh_name, new_topic):
         *("--create", "--topic", topic, "--partitions", "2", "--replication-factor", "1"),
         *("--config", "retention.ms=12345", "--config", "cleanup.policy=compact"),
     ).checked()
-    wait_until(lambda: is_served(server, topic, 2), "two partitions are served")
+    wait_until(lambda: is_served(server.port, topic, 2), "two partitions are served")
     refusals = together(
         {
             "exists": lambda: java.run("topics", "--create", "--topic", topic),
@@ -70,7 +70,7 @@ def test_topic_and_config_commands(java, server, admin, fresh_name, new_topic):
     for outcome in altered.values():
         outcome.checked()
     # A broker may hear of a change after the controller has answered.
-    wait_until(lambda: is_served(server, topic, 4), "four partitions are served")
+    wait_until(lambda: is_served(server.port, topic, 4), "four partitions are served")
     wait_until(lambda: setting(admin, topic, "max.message.bytes") == "5000", "the new settings")
     shown = together(
         {
