@@ -14,7 +14,7 @@ from tests.simulation.audit_expected import Expected, Told
 from tests.simulation.audit_logs import Rec
 from tests.simulation.audit_oracle import Oracle
 from tests.simulation.audit_outcome import PROVEN, Outcome, RowSaid, Sums
-from tests.simulation.audit_product import Result
+from tests.simulation.audit_result import Result
 from tests.simulation.audit_upkeep import Upkeep, is_older
 from tests.simulation.audit_world import World
 from tests.verdicts import overall_verdict

@@ -1,6 +1,6 @@
 """The clusters of a world as the audit's clients see them: metadata, offsets, events topics, fetches.
 
-Used by `audit_product`, in the place of the sockets.
+Used by `audit_capture` and `audit_product`, in the place of the sockets.
 """
 
 from __future__ import annotations

@@ -1,38 +1,34 @@
 """The audit as it runs, on a world's bytes: real capture, plan, scan, cells, facts, state, reconciliation,
 watermark, summary and exit status. Only Spark and the sockets are left out.
 
-`Audit.run` is one run of the job; it may die before it commits. The seams are the cluster's client (metadata,
-offsets, whole topics) and the fetch of one partition.
+`Audit.run` is one run of the job; it may die before it commits. What the capture sees is `audit_capture`'s,
+what lies at rest `audit_shelf`'s.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
-from millrace.audit.config import AuditConfig, parse_config
+from millrace.audit.config import AuditConfig
 from millrace.audit.contract.events import EventLedger, event_to_keep, kept_event
 from millrace.audit.contract.group_counts import open_claims
 from millrace.audit.keeping import upkeep
-from millrace.audit.keeping.state import Commit, Resting, StateFolder
+from millrace.audit.keeping.state import Commit
 from millrace.audit.keeping.uniting import fold_plan, may_unite, proven_windows
 from millrace.audit.keeping.waivers import give_waiver, standing_waivers
 from millrace.audit.reconciliation import plain_windows
 from millrace.audit.reconciliation.horizon import DEFAULT_HORIZON_MS, split_older
-from millrace.audit.reconciliation.row_keys import WINDOW, keys_of
 from millrace.audit.reconciliation.settled import (
     NUMBERED_SCHEMA,
     SETTLED_SCHEMA,
@@ -45,18 +41,17 @@ from millrace.audit.reconciliation.settled import (
     rows_of,
     unnumbered,
 )
-from millrace.audit.reconciliation.spans import LOOKED_AT_MS, SPAN_SCHEMA, are_in, inside, outside, sum_up
+from millrace.audit.reconciliation.spans import LOOKED_AT_MS, SPAN_SCHEMA, outside, sum_up
 from millrace.audit.reconciliation.verdict_rows import ROW_SCHEMA, Reconciler, evident_rows, iso_time
 from millrace.audit.reconciliation.verdicts import WindowVerdict
 from millrace.audit.reconciliation.watermark import Waiver
 from millrace.audit.report.plain import tier_names
 from millrace.audit.report.summary import summarise
-from millrace.audit.runs import capture as capture_module
-from millrace.audit.runs import event_reading, partition_pins, resting
+from millrace.audit.runs import resting
 from millrace.audit.runs.arrivals import of_pinned, stream_passages
 from millrace.audit.runs.at_rest import Asleep, AtRest, as_pruned
 from millrace.audit.runs.capture import settle_claims
-from millrace.audit.runs.event_reading import EventsRead, events_known, stream_of_key
+from millrace.audit.runs.event_reading import events_known, stream_of_key
 from millrace.audit.runs.fact_rows import PrunedWindows, facts_table, left_of, restore, restore_pruned
 from millrace.audit.runs.reading_plan import plan_ranges, read_until
 from millrace.audit.runs.reconciling import reconciler_of, roster_of, streams_of, tiers_of
@@ -73,9 +68,13 @@ from millrace.audit.spark.task_plan import ranges_option
 from millrace.audit.spark.task_reader import _read_cells
 from tests.settling import Windows, reported, settle
 from tests.simulation.audit_answers import Answers
-from tests.simulation.audit_clusters import EVENTS, Client, EventsLog, Reader
-from tests.simulation.audit_logs import GRACE_MS, WINDOW_MS
-from tests.simulation.audit_world import World, positions_of, routes_of
+from tests.simulation.audit_capture import WorldCapture, config_of
+from tests.simulation.audit_clusters import EVENTS, Reader
+from tests.simulation.audit_logs import WINDOW_MS
+from tests.simulation.audit_result import Result
+from tests.simulation.audit_shelf import Shelf, made_of
+from tests.simulation.audit_waiving import WaivableState
+from tests.simulation.audit_world import World
 
 DAY_WINDOWS = 5
 CHECKS = 1 / 3
@@ -97,88 +96,13 @@ def _whole(tables: Sequence[pa.Table]) -> pa.Table:
     return pa.concat_tables(tables).combine_chunks()
 
 
-def made_of(numbered: pa.Table) -> dict[tuple[str, str, int | None, str], int | None]:
-    rows = rows_of(numbered).select(["topic", "stream", "window_start_ms", "producer", "settled_ms"])
-    return {tuple(row.values())[:4]: row["settled_ms"] for row in rows.to_pylist()}  # type: ignore[misc]
-
-
-def config_of(world: World) -> AuditConfig:
-    """The audit.yaml of this world."""
-    clusters: dict[str, Any] = {}
-    for number, name in enumerate([*world.sources, *world.aggregates]):
-        cluster: dict[str, Any] = {"bootstrap": [f"h:{number + 1}"], "tier": "source"}
-        if name in world.aggregates:
-            cluster["tier"] = "aggregate"
-            cluster["topics"] = dict(world.topics.renamed)
-            cluster["mirror"] = "foreign" if world.foreign else "millrace"
-        clusters[name] = cluster
-    groups: dict[str, list[str]] = {}
-    for group in world.groups:
-        groups.setdefault(group.cluster, []).append(group.name)
-    return parse_config(
-        {
-            "clusters": clusters,
-            "topics": list(world.topics.audited),
-            "window": f"{WINDOW_MS}ms",
-            "grace": f"{GRACE_MS}ms",
-            "groups": groups,
-            "content": world.content,
-            "keep": "forever" if world.keep_ms is None else f"{world.keep_ms}ms",
-            "producers": [{"name": name, "since": iso_time(since)} for name, since in world.members.items()],
-        }
-    )
-
-
-class _Waivable(StateFolder):
-    """The state that a run left, for who waives what it said: its rows and lines are at hand, and what is
-    written goes nowhere. How files are kept is proven elsewhere."""
-
-    def __init__(self, rows: pa.Table | None, lines: pa.Table | None) -> None:
-        assert rows is not None and lines is not None, "nothing was said"
-        self._lines = lines.filter(pc.equal(lines["stream"], ""))
-        self._rows = pa.BufferOutputStream()
-        pq.write_table(rows.filter(pc.not_equal(rows["stream"], "")), self._rows)
-
-    def latest(self) -> Commit:
-        return Commit(number=1, verdicts=["verdicts/1/day=all/rows.parquet", "verdicts/1/lines.parquet"])
-
-    def read_table(self, name: str, wanted: pc.Expression | None = None) -> pa.Table:
-        return self._lines
-
-    @property
-    def files(self) -> Any:
-        written = self._rows.getvalue()
-        return SimpleNamespace(
-            where="memory",
-            entries=lambda folder: [],
-            create=lambda name, content: True,
-            source=lambda name: pa.BufferReader(written),
-        )
-
-
-@dataclass
-class Result:
-    """What one run said."""
-
-    rows: list[WindowVerdict]
-    watermarks: dict[str, int | None]
-    now_ms: int
-    untrusted: dict[str, int]
-    exit_status: int
-    summary: Mapping[str, Any]
-    since_ms: int | None
-    made_ms: dict[tuple[str, str, int | None, str], int | None]
-    """{(topic, stream, window, producer): when the verdict was made}"""
-    pruned: list[tuple[str, int]]
-    """(stream, window) whose evidence the run let go"""
-
-
 @dataclass
 class Audit:
     """An audit and what it keeps. Half of its runs fold that, which its own `luck` decides; `united_count` is
-    how many united cells its runs have read, `skipped_count` how many events they knew and did not read."""
+    how many united cells its runs have read."""
 
     world: World
+    clusters: WorldCapture = field(init=False)
     commit: Commit = field(default_factory=Commit)
     kept: list[pa.Table] = field(default_factory=list)
     facts: pa.Table | None = None
@@ -188,27 +112,23 @@ class Audit:
     spans: pa.Table = field(default_factory=SPAN_SCHEMA.empty_table)
     luck: Random = field(default_factory=lambda: Random(0))
     united_count: int = 0
-    skipped_count: int = 0
-    events: dict[str, EventsLog] = field(default_factory=dict)
-    whole: dict[str, list[tuple[bytes, bytes]]] = field(default_factory=dict)
-    events_luck: Random = field(default_factory=lambda: Random(1))
     waivers: list[Waiver] = field(default_factory=list)
 
     asleep: list[Asleep] = field(default_factory=list)
     rested_by: str = ""
-    sums: dict[str, Any] = field(default_factory=dict)
-    tables: dict[str, pa.Table] = field(default_factory=dict)
-    told_at_rest: dict[str, list[tuple[WindowVerdict, int | None]]] = field(default_factory=dict)
-    """{run: rows that came to rest with it, and when they were made}"""
+    shelf: Shelf = field(default_factory=Shelf)
 
     upkeep_luck: Random = field(default_factory=lambda: Random(1))
     rest_luck: Random = field(default_factory=lambda: Random(5))
     spans_luck: Random = field(default_factory=lambda: Random(4))
     check_luck: Random = field(default_factory=lambda: Random(2))
 
+    def __post_init__(self) -> None:
+        self.clusters = WorldCapture(self.world)
+
     def waive(self, targets: Collection[tuple[str, int]]) -> None:
         """A person goes on without the proof of these windows, by what the last run said of them."""
-        state = _Waivable(self.numbered, self.settled)
+        state = WaivableState(self.numbered, self.settled)
         for topic, start_ms in targets:
             at_ms = self.world.now_ms + len(self.waivers)
             self.waivers.append(give_waiver(state, topic, start_ms, "the world", "by chance", at_ms))
@@ -228,7 +148,9 @@ class Audit:
         ledger, origins, told = self._known()
         pruned = {} if self.facts is None else restore_pruned(self.facts)
         answers = answers or Answers()
-        captured = self._capture(config, ledger, between, answers, events_known(config, self.commit, told))
+        captured = self._capture(
+            config, ledger, self.commit, between, answers, events_known(config, self.commit, told)
+        )
         answers.pinned_ms, answers.read_ms = captured.pinned_ms, self.world.now_ms
         for stream, clusters in origins.items():
             captured.origins.setdefault(stream, set()).update(clusters)
@@ -264,7 +186,7 @@ class Audit:
         unread = unread_of(tail_notes, captured.vanished_ms)
         while True:
             facts = self._facts(captured.ledger, captured, pruned, at_rest.left)
-            kept = [*self.kept, *(self.tables[name] for each in at_rest.woke for name in each.files.cells)]
+            kept = [*self.kept, *self.shelf.cells_of(at_rest.woke)]
             before = self._before(at_rest)
             evident, numbered, late_rows = self._reconcile(
                 config, captured, commit, facts, _whole([*kept, new]), unread, before, at_rest
@@ -274,7 +196,7 @@ class Audit:
             if not hit:
                 break
             self.world.note("woken by a record")
-            resting.wake(at_rest, hit, self, captured.ledger)
+            resting.wake(at_rest, hit, self.shelf, captured.ledger)
         late += Counter(upkeep.late_counts(late_rows))
         lines = _whole([self._earlier(config)[1], lines_of(numbered)])
         if checks:
@@ -302,7 +224,7 @@ class Audit:
             self._sum_up(captured.taken_ms)
             if may_unite(config, captured) and self.luck.random() < 0.5:
                 self._fold(fold_plan({}, proven_windows(pa.concat_tables(found.rows.parts()))), tail)
-        slept = [told for each in asleep for told in self.told_at_rest[each.files.name]]
+        slept = [told for each in asleep for told in self.shelf.told[each.files.name]]
         made_ms = {(row.topic, row.stream, row.window_start_ms, row.producer): at_ms for row, at_ms in slept}
         return Result(
             rows=[*(row for row, *_ in evident), *(row for row, _ in slept)],
@@ -333,7 +255,7 @@ class Audit:
             return before, nothing, []
         ledger, pruned = captured.ledger, {stream: left.copy() for stream, left in before.items()}
         ended = resting.old_enough(at_rest, config.keep_ms, captured.taken_ms)
-        resting.prune(at_rest, ended, self, pruned)
+        resting.prune(at_rest, ended, self.shelf, pruned)
         for each in ended:
             self.world.note("rested for as long as is kept")
             alone, spans = let_go(each.spans)
@@ -372,25 +294,22 @@ class Audit:
         self.numbered = but(found.numbered, lines)
         return pruned, lines, going
 
-    def read_table(self, name: str, wanted: pc.Expression | None = None) -> pa.Table:
-        """What lies at rest, for `resting`."""
-        table = self.tables[name]
-        return table if wanted is None else table.filter(wanted)
-
     def _awake(self, config: AuditConfig, captured: Any) -> AtRest:
         """What is at rest, when whoever judges begins."""
         at_rest = AtRest(
             list(self.asleep), {} if self.facts is None else restore_pruned(self.facts, "resting")
         )
         _, lost = plan_ranges(captured, config, self.commit)
-        waking = resting.to_wake(at_rest, self, config, captured, lost, self.rested_by, captured.taken_ms)
+        waking = resting.to_wake(
+            at_rest, self.shelf, config, captured, lost, self.rested_by, captured.taken_ms
+        )
         self.world.kinds["woken by an event"] += bool(waking)
-        resting.wake(at_rest, waking, self, captured.ledger)
+        resting.wake(at_rest, waking, self.shelf, captured.ledger)
         return at_rest
 
     def _before(self, at_rest: AtRest) -> pa.Table:
         """The lines that rows are numbered by, those of what woke among them."""
-        woken = [lines_of(self.tables[name]) for each in at_rest.woke for name in each.files.rows]
+        woken = self.shelf.lines_of(at_rest.woke)
         return pa.concat_tables(
             [SETTLED_SCHEMA.empty_table() if self.settled is None else self.settled, *woken]
         )
@@ -431,27 +350,21 @@ class Audit:
         if laid is None:
             return
         self.world.note("laid to rest")
-        name = f"{self.commit.number:08d}"
-        files = Resting(captured.taken_ms, f"verdicts/{name}", (f"{name}/rows",), (f"{name}/cells",))
-        self.tables[files.facts] = resting.lay_reports(laid.left, ledger)
-        for stream, windows in laid.left.items():
-            at_rest.left.setdefault(stream, PrunedWindows(WINDOW_MS)).add_all(windows)
         plan = fold_plan(pruned, proven_windows(pa.concat_tables(found.rows.parts())), laid.spans)
         apart = self._folded(plan, tail, laid_apart)
         self.kept = [apart.filter(pc.invert(apart["rests"])).drop_columns("rests")]
-        self.tables[files.cells[0]] = apart.filter(apart["rests"]).drop_columns("rests")
-        self.tables[files.spans] = laid.spans
-        self.tables[files.rows[0]] = inside(found.numbered, laid.spans)
-        self.sums[files.name] = json.loads(json.dumps(laid.sums.told["tally"]))
-        made = made_of(found.numbered)
-        rows = [row for row, *_ in evident]
-        windows = keys_of([(row.topic, row.window_start_ms) for row in rows], WINDOW)
-        self.told_at_rest[files.name] = [
-            (row, made[row.topic, row.stream, row.window_start_ms, row.producer])
-            for row, rests in zip(rows, are_in(windows, laid.spans).to_pylist(), strict=True)
-            if rests
-        ]
-        self.asleep = [*at_rest.asleep, Asleep(files, laid.spans)]
+        asleep = self.shelf.put(
+            self.commit.number,
+            captured.taken_ms,
+            laid,
+            ledger,
+            apart.filter(apart["rests"]).drop_columns("rests"),
+            found.numbered,
+            [row for row, *_ in evident],
+        )
+        for stream, windows in laid.left.items():
+            at_rest.left.setdefault(stream, PrunedWindows(WINDOW_MS)).add_all(windows)
+        self.asleep = [*at_rest.asleep, asleep]
         self.facts = self._facts(ledger, captured, pruned, at_rest.left)
         assert self.settled is not None and self.numbered is not None
         folded = self.settled["folded"]
@@ -497,10 +410,10 @@ class Audit:
         """Whoever reads all events learns nothing that this run does not know."""
         ledger, _, _ = self._known()
         streams = set()
-        for cluster, log in self.events.items():
+        for cluster, log in self.clusters.events.items():
             end = captured.events.positions[f"{cluster}/{EVENTS}/0"].next_offset
             pinned = set(log.records[:end])
-            for key, value in filter(pinned.__contains__, self.whole[cluster]):
+            for key, value in filter(pinned.__contains__, self.clusters.whole[cluster]):
                 ledger.add(key, value)
                 streams.add(stream_of_key(key)[1])
         whole, ours = (
@@ -584,86 +497,12 @@ class Audit:
             since_ms=since_ms,
             unaudited=Counter(unaudited_of(notes)) + Counter(unaudited_of(tail_notes)),
             watermarks={topic: iso_time(at) for topic, at in watermarks.items()},
-            resting=[self.sums[each.files.name] for each in at_rest.asleep],
+            resting=[self.shelf.sums[each.files.name] for each in at_rest.asleep],
         )
         return found, summary
 
-    def _capture(
-        self,
-        config: AuditConfig,
-        ledger: EventLedger,
-        between: Callable[[str], None],
-        answers: Answers,
-        known: EventsRead,
-    ) -> Any:
-        world = self.world
-        mirrors = {
-            f"millrace.{what}.{each.name}": each for each in world.mirrors for what in ("positions", "routes")
-        }
-        for name in config.clusters:
-            self.events.setdefault(name, EventsLog(name, self.events_luck))
-            if self.events_luck.random() < 0.05:
-                self.events[name].make_anew()
-
-        async def read_to_end(cluster: Client, topic: str, **options: Any) -> Any:
-            is_again = "read_committed" in options
-            between(f"{topic}, since" if is_again else topic)
-            first = 0
-            if topic == EVENTS:
-                first = options["since"][0]
-                end = cluster.events.told_by(world) if is_again else options["until"][0]
-                if not is_again:
-                    self.skipped_count += first
-                    self.whole[cluster.name] = whole = world.told_in(cluster.name)
-                    # Read from several clusters, or again.
-                    whole += world.rng.sample(whole, len(whole) // 4)
-                    world.rng.shuffle(whole)
-                records = cluster.events.records[first:end]
-            elif topic.startswith("millrace.positions"):
-                mirror = mirrors[topic]
-                records = positions_of(mirror)
-                answers.tell_positions(mirror)
-            else:
-                records = routes_of(mirrors[topic])
-            for offset, (key, value) in enumerate(records, first):
-                yield SimpleNamespace(key=key, value=value, partition=0, offset=offset)
-
-        async def committed(cluster: Client, name: str) -> Any:
-            between("group")
-            (group,) = [group for group in world.groups if group.name == name]
-            return {
-                (log.name, log.partition): SimpleNamespace(
-                    offset=group.committed[log.place],
-                    leader_epoch=group.epochs.get(log.place, -1),
-                    metadata=group.mark,
-                )
-                for log in world.cluster_logs(cluster.name)
-                if log.place in group.committed
-            }
-
-        async def histories(cluster: Client, newest: Any) -> dict:
-            told = {
-                key: world.logs[cluster.name, key[0]][key[1]].history() for key in newest if key[0] != EVENTS
-            }
-            return {key: history for key, history in told.items() if history}
-
-        async def no_densities(cluster: Client, bounds: Any) -> dict:
-            return {}
-
-        with (
-            mock.patch.object(
-                capture_module,
-                "Cluster",
-                lambda name, *_, **__: Client(world, name, between, answers, self.events[name]),
-            ),
-            mock.patch.object(capture_module, "read_topic_to_end", read_to_end),
-            mock.patch.object(event_reading, "read_topic_to_end", read_to_end),
-            mock.patch.object(capture_module, "fetch_offsets", committed),
-            mock.patch.object(capture_module, "bytes_per_offset", no_densities),
-            mock.patch.object(partition_pins, "epoch_histories", histories),
-        ):
-            looking = capture_module.capture(config, ledger, lambda: world.now_ms, self.commit, known)
-            return asyncio.run(looking)
+    def _capture(self, *given: Any) -> Any:
+        return self.clusters.take(*given)
 
     def _count(self, config: AuditConfig, ranges: list[Any], answers: Answers) -> pa.Table:
         options = parse_options(

@@ -2,7 +2,7 @@
 them. The truth is kept beside it, record by record, in plain Python, and knows nothing of the audit's code.
 
 Used by `test_audit_mutations`; read by `audit_oracle` (what should be said) and shown to the product by
-`audit_product` (what a capture sees). Everything random comes from `World.rng`.
+`audit_capture` (what a capture sees). Everything random comes from `World.rng`.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def scenario(seed: int, folder: Path) -> Seen:
             world.carry_again()
         look(world, audit, oracle, seen, dies=False)
     world.kinds["cells united"] += audit.united_count
-    world.kinds["events known"] += audit.skipped_count
+    world.kinds["events known"] += audit.clusters.skipped_count
     # Of what an ambiguous record holds no digest is told; and what came late for a pruned window is a doubt.
     if (
         world.quiet

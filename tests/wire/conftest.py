@@ -8,7 +8,6 @@ chooses: what fails against Apache Kafka is the test's fault, not Millrace's.
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,18 +25,10 @@ from tests.wire.client_face import MEMBERS
 from tests.wire.foreign_clients import CLIENTS, PATIENCE_S, ForeignClient, wait_until
 from tests.wire.java_tools import JavaTools
 from tests.wire.kcat import Kcat
-from tests.wire.subjects import KAFKA, MILLRACE, SUBJECTS, Subject, millrace_settings
+from tests.wire.subjects import KAFKA, MILLRACE, PARAMETERS, Subject, millrace_settings
 
 TopicFactory = Callable[..., str]
 _numbers = itertools.count(1)
-
-_ASKED = os.environ.get("MILLRACE_WIRE_SERVERS", "")
-_CHOSEN = [name for name in _ASKED.split(",") if name] or list(SUBJECTS)
-assert set(_CHOSEN) <= set(SUBJECTS), f"MILLRACE_WIRE_SERVERS: expected some of {', '.join(SUBJECTS)}"
-_OF_KAFKA = [pytest.mark.kafka] if _ASKED else [pytest.mark.kafka, pytest.mark.long]
-_PARAMETERS = [
-    pytest.param(name, marks=[pytest.mark.java, *(_OF_KAFKA if name == KAFKA else [])]) for name in _CHOSEN
-]
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +43,7 @@ def millrace_broker(
         broker.kill()
 
 
-@pytest.fixture(scope="session", params=_PARAMETERS)
+@pytest.fixture(scope="session", params=PARAMETERS)
 def server(request: pytest.FixtureRequest) -> Subject:
     if request.param == MILLRACE:
         broker = request.getfixturevalue("millrace_broker")
@@ -67,7 +58,7 @@ Mortal = BrokerProcess | KafkaPeer
 MORTAL_KAFKA = {**SAME_SETTINGS, "broker.session.timeout.ms": "3000", "broker.heartbeat.interval.ms": "300"}
 
 
-@pytest.fixture(scope="module", params=_PARAMETERS)
+@pytest.fixture(scope="module", params=PARAMETERS)
 def mortal_server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Mortal]:
@@ -85,7 +76,7 @@ def mortal_server(
         mortal.kill()
 
 
-@pytest.fixture(params=_PARAMETERS)
+@pytest.fixture(params=PARAMETERS)
 def mortal_pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Mortal, Mortal]]:
     """A cluster of two brokers, 1 and 2. Of Apache Kafka's the first is the controller: kill the second."""
     pair: list[Mortal] = []

@@ -8,9 +8,12 @@ and the uses are the same.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
+
+import pytest
 
 from millrace.broker.config import SETTING_FIELDS
 from tests.kafka_fixture import SAME_SETTINGS
@@ -19,6 +22,15 @@ from tests.wire.differences import DIFFERENCES
 KAFKA = "kafka"
 MILLRACE = "millrace"
 SUBJECTS = (MILLRACE, KAFKA)
+
+_ASKED = os.environ.get("MILLRACE_WIRE_SERVERS", "")
+_CHOSEN = [name for name in _ASKED.split(",") if name] or list(SUBJECTS)
+assert set(_CHOSEN) <= set(SUBJECTS), f"MILLRACE_WIRE_SERVERS: expected some of {', '.join(SUBJECTS)}"
+_OF_KAFKA = [pytest.mark.kafka] if _ASKED else [pytest.mark.kafka, pytest.mark.long]
+PARAMETERS = [
+    pytest.param(name, marks=[pytest.mark.java, *(_OF_KAFKA if name == KAFKA else [])]) for name in _CHOSEN
+]
+"""Of a fixture that starts one of them: a test that takes it runs once for each."""
 
 Value = TypeVar("Value")
 

@@ -13,13 +13,12 @@ from tests.peers.kafka import KafkaPeer
 from tests.raw_client import RawClient
 from tests.servers import BrokerProcess
 from tests.waiting import until
-from tests.wire.conftest import _PARAMETERS
-from tests.wire.subjects import KAFKA, MILLRACE, Apart, millrace_settings
+from tests.wire.subjects import KAFKA, MILLRACE, PARAMETERS, Apart, millrace_settings
 
 FACTORS = ("offsets.topic.replication.factor", "transaction.state.log.replication.factor")
 
 
-@pytest.fixture(params=_PARAMETERS)
+@pytest.fixture(params=PARAMETERS)
 def alone(request: pytest.FixtureRequest, tmp_path) -> Iterator[tuple[str, int]]:
     """(which of the two servers, its port)"""
     if request.param == MILLRACE:

@@ -13,8 +13,9 @@ from millrace.audit.reconciliation.verdict_rows import verdict_rows
 from millrace.audit.reconciliation.verdicts import Verdict, WindowVerdict
 from millrace.audit.runs.capture import Capture
 from millrace.audit.runs.reconciling import roster_of
+from tests.simulation.audit_capture import config_of
 from tests.simulation.audit_logs import LEASE_MS, WINDOW_MS, Rec
-from tests.simulation.audit_product import Audit, config_of
+from tests.simulation.audit_product import Audit
 from tests.simulation.audit_world import Lane, Mirror, World
 from tests.verdicts import overall_verdict
 

@@ -19,6 +19,13 @@ from millrace.broker.coordination.session import NodeMissing, Session, SessionSt
 from tests.waiting import patience, until_async
 
 
+def connected(client: Any) -> Session:
+    """A session whose kazoo client is this one, in the loop that runs."""
+    session = Session("127.0.0.1:1", session_timeout_ms=1_000, connection_timeout_ms=1_000)
+    session._client, session._loop = client, asyncio.get_running_loop()
+    return session
+
+
 class Stuck:
     """A kazoo client whose thread hangs, in the look-up of a name for instance."""
 
@@ -31,10 +38,7 @@ class Stuck:
 
 def test_a_connection_that_does_not_end_keeps_nothing_else_from_being_stopped() -> None:
     async def run() -> None:
-        session = Session("127.0.0.1:1", session_timeout_ms=1_000, connection_timeout_ms=1_000)
-        stuck: Any = Stuck()
-        session._client = stuck
-        await session.stop()
+        await connected(Stuck()).stop()
 
     asyncio.run(run())
 
@@ -61,9 +65,7 @@ def test_requests_leave_nothing_for_the_garbage_collector(answer: Callable[[Asyn
             return result
 
     async def run() -> None:
-        session = Session("127.0.0.1:1", session_timeout_ms=1_000, connection_timeout_ms=1_000)
-        client: Any = Asked()
-        session._client, session._loop = client, asyncio.get_running_loop()
+        session = connected(Asked())
         try:
             assert (await session.get("/a", list)).version == 1
         except NodeMissing:
@@ -96,9 +98,7 @@ def test_what_kazoos_threads_tell_is_heard_on_the_loop_and_never_holds_them_up()
             return result
 
     async def run() -> None:
-        session = Session("127.0.0.1:1", session_timeout_ms=1_000, connection_timeout_ms=1_000)
-        client: Any = Watched()
-        session._client, session._loop = client, asyncio.get_running_loop()
+        session = connected(Watched())
         heard: list[tuple[object, int]] = []
         session.on_state(lambda state: heard.append((state, threading.get_ident())))
         await session.get("/a", lambda: heard.append(("changed", threading.get_ident())))

@@ -29,6 +29,20 @@ def _write(log: Log, count: int = 8) -> None:
         append(log, 2, timestamp_ms=1000 + number)
 
 
+def _noting_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many bytes each read of a log gives from now on."""
+    sizes: list[int] = []
+    read = LogFile.read
+
+    def noted(file: LogFile, position: int, size: int) -> bytes:
+        data = read(file, position, size)
+        sizes.append(len(data))
+        return data
+
+    monkeypatch.setattr(LogFile, "read", noted)
+    return sizes
+
+
 def _scramble(path: Path, entry: str) -> None:
     """The first entry of an index is no neighbour of the others any more."""
     content = bytearray(path.read_bytes())
@@ -45,18 +59,11 @@ def test_clean_open_reads_headers_only(
     for number in range(12):
         append(log, 1, size=LARGE, timestamp_ms=1000 + number)
     log.close()
-    read_sizes = []
-    read = LogFile.read
-
-    def counted(file: LogFile, position: int, size: int) -> bytes:
-        data = read(file, position, size)
-        read_sizes.append(len(data))
-        return data
+    read_sizes = _noting_reads(monkeypatch)
 
     def whole(_index: IndexFile) -> bytes:
         raise AssertionError("an index was read whole")
 
-    monkeypatch.setattr(LogFile, "read", counted)
     monkeypatch.setattr(IndexFile, "_content", whole)
     again = open_log(**settings)
     assert (again.end_offset, again.notes) == (12, [])
@@ -73,15 +80,7 @@ def test_after_a_crash_only_what_is_past_the_recovery_point_is_read(
     log = open_log(**settings)
     for number in range(12):
         append(log, 1, size=LARGE, timestamp_ms=1000 + number)
-    read_sizes = []
-    read = LogFile.read
-
-    def counted(file: LogFile, position: int, size: int) -> bytes:
-        data = read(file, position, size)
-        read_sizes.append(len(data))
-        return data
-
-    monkeypatch.setattr(LogFile, "read", counted)
+    read_sizes = _noting_reads(monkeypatch)
     again = open_log(recovery_point=known, **settings)
     assert (again.end_offset, again.notes) == (12, [])
     behind = (12 - known) * LARGE
