@@ -27,9 +27,9 @@ FIRST_FLEXIBLE = 12
 FIRST_WITH_TOPIC_IDS = 13
 FIRST_WITH_DIVERGING_EPOCH = 12
 _FIRST_WITH_LOG_START_OFFSET = 5
-_FIRST_WITH_SESSIONS = 7
+FIRST_WITH_SESSIONS = 7
 _FIRST_WITH_LEADER_EPOCH = 9
-_FIRST_WITH_RACK = 11
+FIRST_WITH_RACK = 11
 _FIRST_WITH_REPLICA_STATE = 15
 _FIRST_WITH_NODES = 16
 
@@ -133,7 +133,7 @@ def _decode_request(frame: memoryview, position: int, version: int) -> FetchRequ
         position += 4
     max_wait_ms, min_bytes, max_bytes, isolation_level = _LIMITS.unpack_from(frame, position)
     position += _LIMITS.size
-    if version >= _FIRST_WITH_SESSIONS:
+    if version >= FIRST_WITH_SESSIONS:
         session_id, session_epoch = _SESSION.unpack_from(frame, position)
         position += _SESSION.size
     partitions: list[PartitionFetch] = []
@@ -148,10 +148,10 @@ def _decode_request(frame: memoryview, position: int, version: int) -> FetchRequ
         if flexible:
             position = wire.skip_tagged_fields(frame, position, budget)
     forgotten: list[tuple[Topic, int]] = []
-    if version >= _FIRST_WITH_SESSIONS:
+    if version >= FIRST_WITH_SESSIONS:
         position = _read_forgotten(frame, position, version, forgotten, topics, budget)
     rack_id = ""
-    if version >= _FIRST_WITH_RACK:
+    if version >= FIRST_WITH_RACK:
         read_string = wire.read_compact_string if flexible else wire.read_string
         rack, position = read_string(frame, position)
         rack_id = rack or ""
@@ -172,6 +172,25 @@ def _decode_request(frame: memoryview, position: int, version: int) -> FetchRequ
         replica_id,
         replica_epoch,
     )
+
+
+def changing_positions(frame: memoryview, position: int, version: int) -> tuple[int, int] | None:
+    """Where session epoch (i32) and fetch offset (i64) stand in a request that `decode_request` has read, and
+    whose body begins at `position`. None unless it has one topic, and that one partition. `version` is
+    `FIRST_WITH_SESSIONS` or newer."""
+    flexible = version >= FIRST_FLEXIBLE
+    if version < _FIRST_WITH_REPLICA_STATE:
+        position += _INT32.size
+    position += _LIMITS.size + _SESSION.size
+    epoch_position = position - _INT32.size
+    topic_count, position = wire.read_array_size(frame, position, flexible)
+    if topic_count != 1:
+        return None
+    _, position = _read_topic(frame, position, version)
+    partition_count, position = wire.read_array_size(frame, position, flexible)
+    # Behind the partition's number, and the leader epoch where there is one.
+    ahead = 2 if version >= _FIRST_WITH_LEADER_EPOCH else 1
+    return (epoch_position, position + ahead * _INT32.size) if partition_count == 1 else None
 
 
 def _read_topic(frame: memoryview, position: int, version: int) -> tuple[Topic, int]:
@@ -245,7 +264,7 @@ def encode_request(version: int, correlation_id: int, client_id: str, request: F
     out += _LIMITS.pack(
         request.max_wait_ms, request.min_bytes, request.max_bytes, int(request.read_committed)
     )
-    if version >= _FIRST_WITH_SESSIONS:
+    if version >= FIRST_WITH_SESSIONS:
         out += _SESSION.pack(request.session_id, request.session_epoch)
     topics: dict[Topic, list[PartitionFetch]] = {}
     for asked in request.partitions:
@@ -257,7 +276,7 @@ def encode_request(version: int, correlation_id: int, client_id: str, request: F
         for asked in partitions:
             out += _encode_asked(asked, version) + tags
         out += tags
-    if version >= _FIRST_WITH_SESSIONS:
+    if version >= FIRST_WITH_SESSIONS:
         forgotten: dict[Topic, list[int]] = {}
         for topic, partition in request.forgotten:
             forgotten.setdefault(topic, []).append(partition)
@@ -265,7 +284,7 @@ def encode_request(version: int, correlation_id: int, client_id: str, request: F
         for topic, numbers in forgotten.items():
             out += _encode_topic(topic, version) + wire.array_size(len(numbers), flexible)
             out += b"".join(map(_INT32.pack, numbers)) + tags
-    if version >= _FIRST_WITH_RACK:
+    if version >= FIRST_WITH_RACK:
         out += wire.compact_string(request.rack_id) if flexible else wire.string(request.rack_id)
     if version >= _FIRST_WITH_REPLICA_STATE and request.replica_id != -1:
         state = _REPLICA_STATE.pack(request.replica_id, request.replica_epoch) + b"\x00"
@@ -321,7 +340,7 @@ def encode_response(
         topics[-1][1].append(given)
     pending = bytearray(_SIZE_AND_CORRELATION.size)
     pending += tags + _INT32.pack(throttle_ms)
-    if version >= _FIRST_WITH_SESSIONS:
+    if version >= FIRST_WITH_SESSIONS:
         pending += struct.pack(">hi", error_code, session_id)
     pending += wire.array_size(len(topics), flexible)
     out: list[Buffer] = [pending]
@@ -374,7 +393,7 @@ def _append_given(out: bytearray, given: PartitionData, version: int) -> None:
             out += _ABORTED.pack(producer_id, first_offset)
             if flexible:
                 out.append(0)
-    if version >= _FIRST_WITH_RACK:
+    if version >= FIRST_WITH_RACK:
         out += _INT32.pack(given.preferred_read_replica)
     out += wire.uvarint(len(given.records) + 1) if flexible else _INT32.pack(len(given.records))
 
@@ -400,7 +419,7 @@ def decode_response(frame: memoryview, version: int) -> FetchResponse:
         position = wire.skip_tagged_fields(frame, 4) if flexible else 4
         (throttle_ms,) = _INT32.unpack_from(frame, position)
         position += 4
-        if version >= _FIRST_WITH_SESSIONS:
+        if version >= FIRST_WITH_SESSIONS:
             error_code, session_id = struct.unpack_from(">hi", frame, position)
             position += 6
         topic_count, position = wire.read_array_size(frame, position, flexible)
@@ -435,7 +454,7 @@ def _read_given(frame: memoryview, position: int, version: int, topic: Topic) ->
             position += _ABORTED.size
             if flexible:
                 position = wire.skip_tagged_fields(frame, position)
-    if version >= _FIRST_WITH_RACK:
+    if version >= FIRST_WITH_RACK:
         (preferred,) = _INT32.unpack_from(frame, position)
         position += 4
     if flexible:

@@ -56,36 +56,46 @@ def read_batches(
 ) -> PartitionRead:
     """Whole batches from `offset` on and below `visible`. Raises MustReadCold and KafkaErrors."""
     bounds = bounds_of(local)
-    read = partial(_read, local, offset, max(max_bytes, 0), end_offset=visible, at_least_one=at_least_one)
     try:
-        return _with_records(bounds, local, offset, read(may_block=False), visible, with_aborted)
+        read = _read(local, offset, max_bytes, visible, at_least_one, may_block=False)
     except WouldBlock:
 
         def read_whole() -> PartitionRead:
-            return _with_records(bounds, local, offset, read(), visible, with_aborted)
+            read = _read(local, offset, max_bytes, visible, at_least_one)
+            return _with_records(bounds, local, offset, read, visible, with_aborted)
 
         async def read_cold() -> PartitionRead:
             found: PartitionRead = await on_disk(read_whole)
             return found
 
         raise MustReadCold(read_cold) from None
+    return _with_records(bounds, local, offset, read, visible, with_aborted)
 
 
 async def read_to_end(local: LocalPartition, on_disk: OnDisk) -> AsyncIterator[memoryview]:
     """Every batch that the log holds now, in order, in runs of whole batches."""
     offset, end_offset = local.log.start_offset, local.log.end_offset
     while offset < end_offset:
-        read = await on_disk(partial(_read, local, offset, READ_ALL_SIZE, end_offset=end_offset))
+        read = await on_disk(partial(_read, local, offset, READ_ALL_SIZE, end_offset))
         if read.next_offset <= offset:
             return
         yield read.data
         offset = read.next_offset
 
 
-def _read(local: LocalPartition, offset: int, max_bytes: int, **options: Any) -> LogRead:
+def _read(
+    local: LocalPartition,
+    offset: int,
+    max_bytes: int,
+    end_offset: int,
+    at_least_one: bool = True,
+    may_block: bool = True,
+) -> LogRead:
     """What the log has; a disk that fails takes this partition only. Raises KafkaErrors, WouldBlock."""
     try:
-        return local.log.read(offset, max_bytes, **options)
+        return local.log.read(
+            offset, max_bytes, end_offset=end_offset, at_least_one=at_least_one, may_block=may_block
+        )
     except OSError as error:
         log.error("a read failed", topic=local.topic, partition=local.partition, error=str(error))
         raise KafkaStorageError(f"{local.topic}-{local.partition} cannot be read: {error}") from error
@@ -101,12 +111,13 @@ def _with_records(
 ) -> PartitionRead:
     """What was read, with the bounds and the aborted transactions. Raises OffsetOutOfRange where retention
     has overtaken the read."""
-    has_more = read.next_offset < visible
-    if not with_aborted:
-        return bounds._replace(records=read.data, has_more=has_more)
-    aborted = local.log.aborted_transactions(offset, read.next_offset)
-    if offset < local.log.start_offset:
+    aborted = local.log.aborted_transactions(offset, read.next_offset) if with_aborted else ()
+    if with_aborted and offset < local.log.start_offset:
         # Removed after the batches were read, and maybe with it what says that they were aborted: the start
         # moves before that goes. A truncation beside this is seen by who asks (`ReplicaManager._read_cold`).
         raise OffsetOutOfRange(f"{local}: offset {offset} was removed just now")
-    return bounds._replace(records=read.data, aborted=aborted, has_more=has_more)
+    high_watermark, last_stable_offset, start_offset, *_ = bounds
+    has_more = read.next_offset < visible
+    return PartitionRead(
+        high_watermark, last_stable_offset, start_offset, read.data, None, 0, aborted, has_more
+    )

@@ -31,6 +31,7 @@ import structlog
 
 from millrace.broker.errors import ACKS_0, ProtocolError, Unanswered
 from millrace.broker.server.connection_limits import ConnectionLimits
+from millrace.broker.server.context import ConnectionMemory
 from millrace.broker.server.dispatch import KEPT_FRAME_SIZE, Answered, Dispatcher, Throttled
 from millrace.broker.server.memory_limits import SEND_STALL_SECONDS
 from millrace.broker.server.receive_buffer import ReceiveBuffer
@@ -81,6 +82,7 @@ class Connection(asyncio.BufferedProtocol):
         "_ended",
         "_last_sent",
         "_limits",
+        "_memory",
         "_metrics",
         "_muted",
         "_on_closed",
@@ -119,6 +121,7 @@ class Connection(asyncio.BufferedProtocol):
         self._on_closed = on_closed
         self._transport: asyncio.Transport | None = None
         self.client_address = ""
+        self._memory = ConnectionMemory()
         self.received = ReceiveBuffer(
             limits.receive_buffer_size, limits.landing, limits.memory, self._room_came
         )
@@ -336,7 +339,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _answer(self, frame: memoryview) -> None:
         started = self.last_active = time.monotonic()
-        answer = self._dispatcher.dispatch(frame, self.client_address)
+        answer = self._dispatcher.dispatch(frame, self.client_address, self._memory)
         api_key = min(frame[0] << 8 | frame[1], API_SLOTS - 1)
         if asyncio.isfuture(answer) and self._ended:
             answer.cancel()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from millrace.broker.config import BrokerConfig
 from millrace.broker.coordination.client_quotas import ClientQuotaStore
@@ -18,6 +18,7 @@ from millrace.broker.coordination.metadata_cache import MetadataCache
 from millrace.broker.coordination.producer_ids import ProducerIds
 from millrace.broker.coordination.reassignments import Reassignments
 from millrace.broker.groups.coordinator import GroupCoordinator
+from millrace.broker.protocol.checksum import Buffer
 from millrace.broker.protocol.frames import RequestHead
 from millrace.broker.replication.replica_manager import ReplicaManager
 from millrace.broker.server.fetch_sessions import FetchSessionCache
@@ -87,6 +88,31 @@ class BrokerServices:
     spoken: Sequence[SpokenApi] = ()
 
 
+class Shortcut(Protocol):
+    """Answers requests that are like an earlier one on their connection, without all that was found out
+    then."""
+
+    api_key: ClassVar[int]
+
+    def fits(self, frame: memoryview) -> bool:
+        """Whether the request is like that one."""
+        ...
+
+    def answer(self, frame: memoryview) -> list[Buffer] | None:
+        """The answer. None for a request that is not like that one, or has to go the usual way nevertheless.
+        `frame` is not kept."""
+        ...
+
+
+@dataclass(slots=True)
+class ConnectionMemory:
+    """What requests leave for those that come after them on their connection."""
+
+    shortcut: Shortcut | None = None
+    last_fetch: bytes = b""
+    """The frame of a fetch: a shortcut is made if the next is like it. Empty once that has happened."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestContext:
     """One request. `client_address` is the peer's host."""
@@ -94,3 +120,4 @@ class RequestContext:
     head: RequestHead
     client_address: str
     broker: BrokerServices
+    memory: ConnectionMemory

@@ -14,7 +14,9 @@ failure of ours. What has no schema here (an unknown API or version) gets a bare
 place for a code the connection closes: an answer without one would be taken for success. A request that
 cannot be decoded closes it, too (`ProtocolError`). One of the few places that catch `Exception`.
 
-What is large is decoded on a thread, item by item, while its connection's next requests wait.
+What is large is decoded on a thread, item by item, while its connection's next requests wait. A request that
+is like an earlier one of its connection may be answered without any of this, by the `Shortcut` that a handler
+has left in the connection's memory (`fetch_shortcut.py`).
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ from millrace.broker.protocol.frames import (
     is_flexible,
 )
 from millrace.broker.server.answers import errors_of, request_type
-from millrace.broker.server.context import BrokerServices, RequestContext
+from millrace.broker.server.context import BrokerServices, ConnectionMemory, RequestContext
 from millrace.broker.server.error_answers import error_answer
 from millrace.broker.telemetry import garbage
 from millrace.broker.telemetry.logs import RateLimit
@@ -125,11 +127,24 @@ class Dispatcher:
         self._metrics = metrics
         self._failures = RateLimit(time.monotonic)
 
-    def dispatch(self, frame: memoryview, client_address: str) -> Answer:
-        """Answer one request, or begin to: an awaitable means that the answer comes later.
+    def dispatch(
+        self, frame: memoryview, client_address: str, memory: ConnectionMemory | None = None
+    ) -> Answer:
+        """Answer one request, or begin to: an awaitable means that the answer comes later. `memory` is what
+        earlier requests of the connection have left.
 
         Raises ProtocolError, and Unanswered, when the connection cannot go on.
         """
+        if memory is None:
+            memory = ConnectionMemory()
+        elif memory.shortcut is not None:
+            try:
+                answer = memory.shortcut.answer(frame)
+            except Exception:
+                answer = None  # the usual way fails as well, and tells of it
+            if answer is not None:
+                self._metrics.request_counts[memory.shortcut.api_key] += 1
+                return answer
         try:
             head, position = decode_request(frame)
         except ProtocolError as error:
@@ -139,7 +154,7 @@ class Dispatcher:
         if handler is None or head.version not in handler.versions:
             return self._refuse(head, frame, position)
         self._metrics.request_counts[head.api_key if 0 <= head.api_key < API_SLOTS else -1] += 1
-        context = RequestContext(head, client_address, self._services)
+        context = RequestContext(head, client_address, self._services, memory)
         if handler.handle_frame is not None and head.version in handler.frame_versions:
             try:
                 return handler.handle_frame(head, frame, position, context)
@@ -233,7 +248,7 @@ class Dispatcher:
         api_versions = self.handlers.get(Api.API_VERSIONS)
         if head.api_key == Api.API_VERSIONS and api_versions is not None:
             assert api_versions.handle_frame is not None
-            context = RequestContext(head, "", self._services)
+            context = RequestContext(head, "", self._services, ConnectionMemory())
             return api_versions.handle_frame(head, memoryview(b""), 0, context)
         try:
             refusal = self._error_frame(

@@ -184,11 +184,40 @@ class FetchSessionCache:
             return SessionFetch(self, request._replace(session_epoch=FINAL_EPOCH), uses_ids, None)
         if len(session.partitions) > MOST_IN_SESSION or self.partition_count > MOST_PARTITIONS:
             return self._refuse_as_unknown(session)
+        self._use(session, steady_ms)
+        return SessionFetch(self, request, uses_ids, session)
+
+    def is_of_one(self, session_id: int, epoch: int, key: Key) -> bool:
+        """Whether this partition is all that the session holds, and its next request has this epoch."""
+        session = self._sessions.get(session_id)
+        return (
+            session is not None
+            and session.epoch == epoch
+            and len(session.partitions) == 1
+            and key in session.partitions
+        )
+
+    def go_on(
+        self,
+        session_id: int,
+        asked: PartitionFetch,
+        high_watermark: int,
+        log_start_offset: int,
+        steady_ms: int,
+    ) -> None:
+        """What `resolve` and `finish` do with a request for nothing but the partition that is all the session
+        holds (`is_of_one`), and that is given records."""
+        session = self._sessions[session_id]
+        cached = session.partitions[asked.topic, asked.partition]
+        cached.asked = asked
+        cached.high_watermark, cached.log_start_offset = high_watermark, log_start_offset
+        self._use(session, steady_ms)
+
+    def _use(self, session: FetchSession, steady_ms: int) -> None:
         session.epoch = next_epoch(session.epoch)
         session.used_ms = steady_ms
         del self._sessions[session.id]
         self._sessions[session.id] = session
-        return SessionFetch(self, request, uses_ids, session)
 
     def _refuse_as_unknown(self, session: FetchSession) -> tuple[int, int]:
         """The reader asks in full then, and is told that there is no session to be had."""

@@ -267,6 +267,32 @@ OF_REQUESTS = (
         red=("tests/unit/groups/test_group_handlers.py::test_describe_groups_every_version",),
     ),
     Mutant(
+        name="short-way-past-a-quota",
+        promise="A consumer that reads on in small steps is throttled like any other.",
+        file="broker/server/fetch_shortcut.py",
+        rule="        if new is None or broker.quotas.fetch.active:\n",
+        instead="        if new is None:\n",
+        red=(
+            f"{SERVER}/test_fetch_shortcut.py::test_a_quota_that_comes_later_holds_for_who_has_a_short_way",
+        ),
+    ),
+    Mutant(
+        name="short-way-past-aborted-transactions",
+        promise="A reader of committed data is told which transactions were aborted, whichever way it reads.",
+        file="broker/server/fetch_shortcut.py",
+        rule=" or read.aborted:\n",
+        instead=":\n",
+        red=(f"{SERVER}/test_fetch_shortcut.py::test_every_answer_is_that_of_the_usual_way",),
+    ),
+    Mutant(
+        name="short-way-in-a-larger-session",
+        promise="The answer to a session tells of all its partitions that have news.",
+        file="broker/server/fetch_sessions.py",
+        rule="            and len(session.partitions) == 1\n",
+        instead="",
+        red=(f"{SERVER}/test_fetch_shortcut.py::test_a_session_of_more_partitions_goes_the_usual_way",),
+    ),
+    Mutant(
         name="records-held-by-a-fetch-that-waits",
         promise="A fetch that waits for more holds no records meanwhile.",
         file="broker/server/handlers/fetch.py",

@@ -10,7 +10,8 @@ parted from ours is told where (KIP-595). Reads that are not in the page cache r
 Every partition costs some 4 µs, and a request may name as many as it has room for: of more than
 `MOST_AT_ONCE` some are read, then others have their turn, and frames are read and written on a thread.
 
-A request in a session is seen through `fetch_sessions.py` (KIP-227); the plain one costs a comparison. A
+A request in a session is seen through `fetch_sessions.py` (KIP-227); the plain one costs a comparison. One
+that is like an earlier one of its connection may not come here at all (`fetch_shortcut.py`). A
 client over its quota is answered empty, with a throttle time. Followers (`replica_id` of 0 and up) have no
 quota; a follower's fetch that does not wait ends its fetch of the same partition that does, so that it can
 ask for more partitions at once.
@@ -49,6 +50,7 @@ from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.replication.local_partition import FollowerFetch, MustReadCold, PartitionRead
 from millrace.broker.replication.off_loop import Turns
 from millrace.broker.replication.waiting_requests import WaitEnd
+from millrace.broker.server import fetch_shortcut
 from millrace.broker.server.context import BrokerServices, RequestContext
 from millrace.broker.server.dispatch import KEPT_FRAME_SIZE, Answered, Throttled
 from millrace.broker.server.fetch_sessions import SessionFetch
@@ -83,6 +85,7 @@ def handle_frame(
         kept = frame if len(frame) >= KEPT_FRAME_SIZE else memoryview(bytes(frame))
         return _handle_large(head, kept, position, context)
     request = decode_request(frame, position, head.version)
+    fetch_shortcut.note(head, frame, position, request, context.broker, context.memory)
     if len(request.partitions) > 1:
         request = _once_each(request)
     return _handle(head, request, context)

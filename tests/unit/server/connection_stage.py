@@ -96,7 +96,7 @@ class Server:
         )
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
 
-    def dispatch(self, frame: memoryview, client_address: str) -> Any:
+    def dispatch(self, frame: memoryview, client_address: str, _memory: Any) -> Any:
         assert client_address == "10.0.0.1"
         body = bytes(frame[8:])
         self.seen.append(body)

@@ -17,6 +17,7 @@ from millrace.broker.protocol.hot_fetch import PartitionFetch
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.broker.replication.partition import PartitionState
 from millrace.broker.replication.replica_manager import ReplicaManager
+from millrace.broker.server.context import ConnectionMemory
 from millrace.broker.server.fetch_sessions import FetchSessionCache
 from millrace.broker.server.handlers import fetch
 from millrace.broker.server.memory_limits import UNBOUNDED, AnswerBacklog
@@ -53,7 +54,7 @@ def ask(
         max_wait_ms, min_bytes, 1 << 20, read_committed, asked, session_id=session_id, session_epoch=epoch
     )
     head, frame, position = frame_of(hot_fetch.encode_request(version, 1, "raw", request))
-    context: Any = SimpleNamespace(broker=services)
+    context: Any = SimpleNamespace(broker=services, memory=ConnectionMemory())
     return fetch.handle_frame(head, frame, position, context)
 
 

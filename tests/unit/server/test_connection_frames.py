@@ -164,8 +164,8 @@ class Keeping(Server):
         super().__init__(answer, **more)
         self.kept: list[memoryview] = []
 
-    def dispatch(self, frame: memoryview, client_address: str) -> Any:
-        answer = super().dispatch(frame, client_address)
+    def dispatch(self, frame: memoryview, client_address: str, _memory: Any) -> Any:
+        answer = super().dispatch(frame, client_address, _memory)
         if asyncio.iscoroutine(answer):
             self.kept.append(frame[8:])
         return answer

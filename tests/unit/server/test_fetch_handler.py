@@ -22,6 +22,7 @@ from millrace.broker.protocol.control_records import build_marker
 from millrace.broker.protocol.hot_fetch import PartitionFetch
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.broker.replication.partition import PartitionState
+from millrace.broker.server.context import ConnectionMemory
 from millrace.broker.server.dispatch import Throttled
 from millrace.broker.server.handlers import fetch, produce
 from millrace.broker.storage import segment
@@ -165,7 +166,7 @@ def _ask_as_follower(services: Any, *partitions: int, max_wait_ms: int = MAX_WAI
     asked = [PartitionFetch("t", number, 0, 1 << 20, 5) for number in partitions]
     request = hot_fetch.FetchRequest(max_wait_ms, 1, 1 << 20, False, asked, replica_id=2)
     head, frame, position = frame_of(hot_fetch.encode_request(VERSION, 1, "raw", request))
-    context: Any = SimpleNamespace(broker=services)
+    context: Any = SimpleNamespace(broker=services, memory=ConnectionMemory())
     return fetch.handle_frame(head, frame, position, context)
 
 
@@ -209,7 +210,7 @@ def test_a_topic_that_is_known_by_its_new_id_is_not_read_from_the_old_ones_log(t
                 part = PartitionFetch(topic_id, 0, 0, 1 << 20)
                 request = hot_fetch.FetchRequest(0, 1, 1 << 20, False, (part,))
                 head, frame, position = frame_of(hot_fetch.encode_request(version, 1, "raw", request))
-                context: Any = SimpleNamespace(broker=services)
+                context: Any = SimpleNamespace(broker=services, memory=ConnectionMemory())
                 answer: Any = fetch.handle_frame(head, frame, position, context)
                 (found,) = decoded(answer, version).partitions
                 told.append((found.error_code, len(found.records or b"")))
@@ -317,7 +318,7 @@ def test_wrong_broker_tells_who_leads(tmp_path: Path, version: int, is_told: boo
                 0, 1, 1 << 20, False, (PartitionFetch("t" if version < 13 else uuid.UUID(int=1), 0, 0, 100),)
             )
             head, frame, position = frame_of(hot_fetch.encode_request(version, 1, "raw", request))
-            context: Any = SimpleNamespace(broker=services)
+            context: Any = SimpleNamespace(broker=services, memory=ConnectionMemory())
             return decoded(fetch.handle_frame(head, frame, position, context), version).partitions[0]
 
     part = asyncio.run(scenario())

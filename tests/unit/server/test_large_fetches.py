@@ -19,6 +19,7 @@ from millrace.broker.errors import (
 from millrace.broker.protocol import hot_fetch
 from millrace.broker.protocol.hot_fetch import PartitionFetch
 from millrace.broker.replication import off_loop
+from millrace.broker.server.context import ConnectionMemory
 from millrace.broker.server.handlers import fetch
 from tests.unit.server.fetch_stage import MAX_WAIT_MS, VERSION, batch, decoded, frame_of, serving
 from tests.waiting import patience, until_async
@@ -28,7 +29,7 @@ def _ask_many(services: Any, count: int, *, min_bytes: int = 1, max_wait_ms: int
     asked = [PartitionFetch("t", number, 0, 1 << 20) for number in range(count)]
     request = hot_fetch.FetchRequest(max_wait_ms, min_bytes, 1 << 20, False, asked)
     head, frame, position = frame_of(hot_fetch.encode_request(VERSION, 1, "raw", request))
-    context: Any = SimpleNamespace(broker=services)
+    context: Any = SimpleNamespace(broker=services, memory=ConnectionMemory())
     return fetch.handle_frame(head, frame, position, context)
 
 

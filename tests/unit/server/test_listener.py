@@ -31,7 +31,7 @@ ANSWER = bytes(4 * MIB)
 class Echo:
     """Stands for the dispatcher: four MiB for a request that asks for them, nothing much otherwise."""
 
-    def dispatch(self, frame: memoryview, _client_address: str) -> Any:
+    def dispatch(self, frame: memoryview, _client_address: str, _memory: Any) -> Any:
         return ANSWER if bytes(frame[8:]) == b"much" else b"ok"
 
 
