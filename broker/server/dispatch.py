@@ -49,7 +49,7 @@ from millrace.broker.protocol.frames import (
     is_flexible,
 )
 from millrace.broker.server.answers import errors_of, request_type
-from millrace.broker.server.context import BrokerServices, ConnectionMemory, RequestContext
+from millrace.broker.server.context import BrokerServices, ConnectionMemory, RequestContext, Shortcut
 from millrace.broker.server.error_answers import error_answer
 from millrace.broker.telemetry import garbage
 from millrace.broker.telemetry.logs import RateLimit
@@ -138,10 +138,7 @@ class Dispatcher:
         if memory is None:
             memory = ConnectionMemory()
         elif memory.shortcut is not None:
-            try:
-                answer = memory.shortcut.answer(frame)
-            except Exception:
-                answer = None  # the usual way fails as well, and tells of it
+            answer = self._by_shortcut(memory.shortcut, frame)
             if answer is not None:
                 self._metrics.request_counts[memory.shortcut.api_key] += 1
                 return answer
@@ -166,6 +163,23 @@ class Dispatcher:
         if len(frame) > DECODED_AT_ONCE:
             return self._run_large(handler.handle, _kept(frame), position, context)
         return self._run(handler.handle, self._decode(head, frame, position), context)
+
+    def _by_shortcut(self, shortcut: Shortcut, frame: memoryview) -> Frame:
+        """None where the request goes the usual way. What fails there, too, is answered and told of there;
+        but what fails here alone would be a defect that only makes reading slow."""
+        try:
+            return shortcut.answer(frame)
+        except Exception as error:
+            name = api_name(shortcut.api_key)
+            held_back = self._failures.take(f"{name} by its short way")
+            if held_back is not None:
+                log.warning(
+                    "a request goes the usual way, because the short one failed",
+                    api=name,
+                    held_back=held_back,
+                    exc_info=error,
+                )
+            return None
 
     def _decode(self, head: RequestHead, frame: memoryview, position: int) -> Any:
         """The request as a `kio` entity. Raises ProtocolError, whatever the reader stumbled over."""
