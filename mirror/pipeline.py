@@ -411,16 +411,16 @@ class PartitionPipeline:
             spans = self.progress.split(outgoing.span, [half.offsets[-1] + 1 for half in halves])
             return [outgoing.part(*each) for each in zip(halves, spans, strict=True)]
         if self.state is State.CLOSED:
-            return []  # the next owner will meet it again
+            self._sink.withdraw(self.target, self, outgoing.offsets[-1] + 1)
+            return []  # the next owner will meet it again, and may stop before what stands behind it
         self.progress.failed(outgoing.span)
         gap_class = GapClass.REFUSED
         if isinstance(error, RecordTooLarge | RecordListTooLarge):
             gap_class = GapClass.TOO_LARGE
         elif isinstance(error, CorruptMessage):
             gap_class = GapClass.CORRUPT
-        first, following = outgoing.offsets[0], outgoing.offsets[-1] + 1
         reason = str(error) if error is outgoing.fault else f"the target says: {error}"
-        self._gap_in_span(outgoing.span, first, following, gap_class, reason)
+        self._gap_in_span(outgoing.span, outgoing.offsets[0], outgoing.offsets[-1] + 1, gap_class, reason)
         self._moved()
         return []
 

@@ -295,6 +295,17 @@ OF_MIRROR_DELIVERY = (
         ),
     ),
     Mutant(
+        name="refused-after-its-end-and-the-rest-goes-on",
+        promise="Behind a batch that is refused when its partition was given up, nothing goes out.",
+        file="mirror/pipeline.py",
+        rule="            self._sink.withdraw(self.target, self, outgoing.offsets[-1] + 1)\n",
+        instead="",
+        red=(
+            f"{UNIT}/test_sink.py"
+            "::test_nothing_goes_out_behind_a_batch_that_was_refused_when_its_partition_was_given_up",
+        ),
+    ),
+    Mutant(
         name="acknowledged-head-holds-up-the-row",
         promise="A batch that was acknowledged ahead of one that has left holds up nobody behind it.",
         file="mirror/delivery/lane.py",

@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 
 from millrace.broker.client.raw_produce import ProduceOutcome
+from millrace.broker.errors import OutOfOrderSequence, RecordTooLarge
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.delivery import sink as sink_module
 from millrace.mirror.delivery.lane import Identity, Outcome
 from millrace.mirror.delivery.outgoing import Outgoing
 from millrace.mirror.delivery.progress import Span
 from millrace.mirror.delivery.sink import Sink
-from millrace.mirror.topics.routes import TargetPartition
+from millrace.mirror.topics.routes import SourcePartition, TargetPartition
+from tests.unit.mirror.pipeline_stage import Around, answer, at, batch, pipeline_of
 from tests.waiting import until_async
 
 TARGET = TargetPartition("t", 0)
@@ -65,6 +67,31 @@ def test_batch_whose_transaction_was_aborted_before_it_left_is_not_sent(
 
     asyncio.run(scenario())
     assert sent == []
+
+
+def test_nothing_goes_out_behind_a_batch_that_was_refused_when_its_partition_was_given_up() -> None:
+    """Its next owner may stop at the refused one, and have it taken after all: what was on its way behind it
+    would stand before it."""
+
+    async def scenario() -> None:
+        sink = make_sink()
+        sink._alternation = None
+        pipeline = pipeline_of(SourcePartition("ewr", "t", 0), TARGET, sink, Around())
+        pipeline.ready(at(0))
+        sent: list[Outgoing] = []
+        for number in range(3):
+            pipeline.accept(answer(batch(number, [5])))
+            item = sink._lane(TARGET).next_to_send(0)
+            assert item is not None
+            sent.append(item)
+            if not number:
+                sink._answered(TARGET, item, ProduceOutcome(0, 0), 0, 0)
+        pipeline.close()
+        sink._answered(TARGET, sent[1], ProduceOutcome(RecordTooLarge.code), 0, 0)
+        sink._answered(TARGET, sent[2], ProduceOutcome(OutOfOrderSequence.code), 0, 0)
+        assert sink.queued_count == 0
+
+    asyncio.run(scenario())
 
 
 def test_what_is_on_its_way_behind_a_refused_batch_is_not_settled() -> None:
