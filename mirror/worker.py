@@ -106,7 +106,9 @@ class Worker:
         self.delivery: Delivery = (
             ExactlyOnce(config, target, keeper, now_ms, self.metrics.count_transaction)
             if config.delivery == "exactly_once"
-            else AtLeastOnce(config, target, keeper, self._system, now_ms)
+            else AtLeastOnce(
+                config, target, keeper, self._system, now_ms, holds_seat=lambda: self.member.holds_seat
+            )
         )
         factor = config.target.replication_factor
         self._beginnings = Beginnings(config.name, target, self._system, factor, now_ms)

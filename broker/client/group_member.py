@@ -211,6 +211,12 @@ class GroupMember:
             return self._trouble or away
         return f"{self._step.value}; {away}" if away else self._step.value
 
+    @property
+    def holds_seat(self) -> bool:
+        """Whether the coordinator still keeps this member's seat, as far as the clock tells: also who was
+        frozen for longer than that hears it here, before any task has had its turn."""
+        return self.generation >= 0 and asyncio.get_running_loop().time() < self._seat_ends_at()
+
     def rejoin(self) -> None:
         """Make the group share out its work anew (the caller's metadata or the work itself changed)."""
         self._wants_rejoin = True

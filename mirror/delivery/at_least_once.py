@@ -7,9 +7,10 @@ target's brokers say of their settings, asked again and again, for they may chan
 not be asked is taken to have what Apache Kafka has by default.
 
 The newest position of a partition counts, so whoever had it before must not write behind its new owner. Who
-hears that its seat is lost gives up what it is writing. A request that was on its way then may still be
-taken, so a new owner writes its positions once more when that is over: else one that stands still, in a
-partition where nothing comes any more, would leave the older one to the next.
+hears that its seat is lost gives up what it is writing. Who was frozen and has not heard yet is told by the
+clock, before each try; and a try with a partition that was given up meanwhile is the last. A request that was
+on its way then may still be taken, so a new owner writes its positions once more when that is over: else one
+that stands still, in a partition where nothing comes any more, would leave the older one to the next.
 """
 
 from __future__ import annotations
@@ -63,11 +64,15 @@ class AtLeastOnce:
         system: SystemRecords,
         now_ms: Callable[[], int],
         steady_ms: Callable[[], int] = steady_ms,
+        *,
+        holds_seat: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`holds_seat`: whether the worker's seat in the group is still its own, by the clock."""
         self._interval_ms = config.position_interval_ms
         self._keeper = keeper
         self._system = system
         self._now_ms = now_ms
+        self._holds_seat = holds_seat
         self._sink = Sink(target, now_ms)
         self._steady_ms = steady_ms
         self._pipelines: set[PartitionPipeline] = set()
@@ -126,7 +131,7 @@ class AtLeastOnce:
 
     async def record_start(self, partition: SourcePartition, position: Position) -> None:
         records = encode_records([(partition, position)])
-        await self._as_member(self._write_positions(records, lambda: (partition,)))
+        await self._as_member(self._write_positions(records, (), lambda: (partition,)))
 
     async def fence(self, slots: Mapping[int, int], timeout_s: float) -> dict[int, int]:
         return {}
@@ -209,7 +214,8 @@ class AtLeastOnce:
                         waiting=self._unwritten,
                     )
             if writing.moved:
-                await self._write_positions(writing.records[self._keeper.positions], self._unwritten)
+                records, moved = writing.records[self._keeper.positions], [each for each, _ in writing.moved]
+                await self._write_positions(records, moved, self._unwritten)
             for pipeline, position in writing.moved:
                 pipeline.position_written(position)
 
@@ -219,6 +225,19 @@ class AtLeastOnce:
             if pipeline.has_begun and pipeline.progress.position_to_write() is not None:
                 yield pipeline.partition
 
-    async def _write_positions(self, records: Iterable[tuple[bytes, bytes | None]], waiting: Waiting) -> None:
+    async def _write_positions(
+        self,
+        records: Iterable[tuple[bytes, bytes | None]],
+        moved: Collection[PartitionPipeline],
+        waiting: Waiting,
+    ) -> None:
+        def permit() -> None:
+            if not self._holds_seat():
+                raise UnknownMemberId("the seat in the mirror's group may be lost by now")
+            if not self._pipelines.issuperset(moved):
+                raise UnknownMemberId("a partition was given up while its position was written")
+
         topic = self._keeper.positions.topic
-        await self._system.write(topic, list(records), configs=POSITIONS.configs, waiting=waiting)
+        await self._system.write(
+            topic, list(records), configs=POSITIONS.configs, waiting=waiting, permit=permit
+        )

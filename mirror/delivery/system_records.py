@@ -195,16 +195,18 @@ class SystemRecords:
         partitions: int = 1,
         configs: Mapping[str, str],
         waiting: Waiting = tuple,
+        permit: Callable[[], None] = lambda: None,
     ) -> int:
         """Returns when all in-sync replicas have the records; gives the offset behind the last of them. The
         topic is created when it is missing, with `partitions` partitions. With `partition_of` the partition
         follows from that key, otherwise it is `partition`. `waiting` says, whenever it is asked meanwhile,
-        which source partitions wait for it."""
+        which source partitions wait for it. `permit` is asked before each try: what it raises ends the
+        writing, whose last try may have been taken all the same."""
         where, this_write = (topic, partition), object()
         self._waiting[this_write] = where, waiting
         try:
             async with self._locks.setdefault(where, asyncio.Lock()):
-                return await self._write(where, records, partition_of, partitions, configs)
+                return await self._write(where, records, partition_of, partitions, configs, permit)
         finally:
             del self._waiting[this_write]
 
@@ -225,6 +227,7 @@ class SystemRecords:
         partition_of: bytes | None,
         partitions: int,
         configs: Mapping[str, str],
+        permit: Callable[[], None],
     ) -> int:
         topic, partition = where
         failures, failure_count, end = NewFailures(), 0, 0
@@ -232,6 +235,7 @@ class SystemRecords:
         left = deque(cut_by_size(records, limit))
         try:
             while left:
+                permit()
                 try:
                     end = await self._attempt(topic, left[0], partition_of, partition, partitions, configs)
                     left.popleft()

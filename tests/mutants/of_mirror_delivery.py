@@ -267,7 +267,7 @@ OF_MIRROR_DELIVERY = (
         ),
         instead=(
             "            if writing.moved:\n"
-            "                await self._write_positions(writing.records[self._keeper.positions])\n"
+            "                await self._write_positions(writing.records[self._keeper.positions], (), tuple)\n"
             "            for target, records in writing.records.items():\n"
         ),
         red=(
@@ -363,8 +363,8 @@ OF_MIRROR_DELIVERY = (
         name="refused-positions-untold",
         promise="At least once, positions that are not taken are told of their partitions.",
         file="mirror/delivery/at_least_once.py",
-        rule="self._write_positions(writing.records[self._keeper.positions], self._unwritten)",
-        instead="self._write_positions(writing.records[self._keeper.positions], tuple)",
+        rule="self._write_positions(records, moved, self._unwritten)",
+        instead="self._write_positions(records, moved, tuple)",
         red=(
             "tests/unit/mirror/test_troubles.py"
             "::test_record_of_the_mirrors_own_that_is_not_taken_shows_until_it_is",

@@ -57,6 +57,27 @@ OF_MIRROR_LOGS = (
         ),
     ),
     Mutant(
+        name="frozen-worker-writes-on",
+        promise="At least once, who was frozen past its session turns its heir's position not back.",
+        file="mirror/delivery/at_least_once.py",
+        rule="            if not self._holds_seat():\n",
+        instead="            if False:\n",
+        red=(
+            f"{UNIT}/test_at_least_once.py"
+            "::test_who_was_frozen_past_its_session_writes_no_position_before_it_has_heard_of_the_loss",
+        ),
+    ),
+    Mutant(
+        name="given-up-position-tried-again",
+        promise="A position of a partition that was given up is not tried any more.",
+        file="mirror/delivery/at_least_once.py",
+        rule="            if not self._pipelines.issuperset(moved):\n",
+        instead="            if False:\n",
+        red=(
+            f"{UNIT}/test_at_least_once.py::test_position_of_a_partition_that_was_given_up_is_not_tried_any_more",
+        ),
+    ),
+    Mutant(
         name="late-position-stays-the-newest",
         promise="A position that a former owner had sent does not stay behind the new owner's.",
         file="mirror/delivery/at_least_once.py",

@@ -45,6 +45,26 @@ def test_silent_coordinator_costs_the_seat_after_the_session_timeout() -> None:
     asyncio.run(main())
 
 
+def test_member_that_was_frozen_past_its_session_holds_no_seat_before_any_task_has_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        coordinator, events = Coordinator(), Events()
+        loop = asyncio.get_running_loop()
+        now = loop.time
+        async with coordinator.broker as broker, cluster(broker.server.address) as ewr:
+            async with member(ewr, events) as one:
+                assert not one.holds_seat
+                await until(lambda: events.has_share)
+                assert one.holds_seat
+                with monkeypatch.context() as patch:
+                    patch.setattr(loop, "time", lambda: now() + 5.0)
+                    assert not one.holds_seat
+            assert not one.holds_seat
+
+    asyncio.run(main())
+
+
 def test_coordinator_that_moves_is_looked_up_and_the_seat_is_kept() -> None:
     async def main() -> None:
         coordinator, events = Coordinator(), Events()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,19 +26,25 @@ Rows = list[tuple[bytes, bytes | None]]
 
 
 class Topics:
-    """The mirror's own topics as one worker writes them, while `is_open`; `log` is the positions topic."""
+    """The mirror's own topics as one worker writes them, while `is_open`, and the map while `map_is_open`;
+    `log` is the positions topic. Every write is one try."""
 
     def __init__(self, log: Rows) -> None:
         self.log = log
-        self.is_open = asyncio.Event()
+        self.is_open, self.map_is_open = asyncio.Event(), asyncio.Event()
         self.is_open.set()
+        self.map_is_open.set()
         self.waiting = 0
 
-    async def write(self, topic: str, records: Any, **_: object) -> int:
+    async def write(
+        self, topic: str, records: Any, *, permit: Callable[[], None] = lambda: None, **_: object
+    ) -> int:
+        is_position = topic == POSITIONS.of(CONFIG.name)
+        permit()
         self.waiting += 1
-        await self.is_open.wait()
+        await (self.is_open if is_position else self.map_is_open).wait()
         self.waiting -= 1
-        if topic == POSITIONS.of(CONFIG.name):
+        if is_position:
             self.log.extend(records)
         return len(self.log)
 
@@ -52,7 +59,11 @@ class Owner:
         agg = Cluster("agg", ["127.0.0.1:1"])
         config = CONFIG.model_copy(update={"position_interval_ms": interval_ms})
         keeper = PositionsKeeper(config, agg, system)
-        self.delivery = AtLeastOnce(config, agg, keeper, system, lambda: 5, lambda: self.steady_ms)
+        self.holds_seat = True
+        self.delivery = AtLeastOnce(
+            *(config, agg, keeper, system, lambda: 5, lambda: self.steady_ms),
+            holds_seat=lambda: self.holds_seat,
+        )
         self.pipeline, self.target, _ = started()
         self.delivery.began(self.pipeline)
 
@@ -112,6 +123,48 @@ def test_first_position_of_who_lost_the_seat_is_not_put_on_record() -> None:
 
     asyncio.run(story())
     assert log == []
+
+
+def test_who_was_frozen_past_its_session_writes_no_position_before_it_has_heard_of_the_loss() -> None:
+    """It wakes between the map and the positions, long after the new owner has written once more."""
+    log: Rows = []
+
+    async def story() -> None:
+        old, new = Owner(log), Owner(log)
+        old.topics.map_is_open.clear()
+        frozen = asyncio.create_task(old.delivery.settle([old.carry(10)]))
+        await until(lambda: old.topics.waiting == 1)
+        await new.delivery.settle([new.carry(500)])
+        old.holds_seat = False
+        old.topics.map_is_open.set()
+        await frozen
+        with pytest.raises(UnknownMemberId):
+            await old.delivery.record_start(WHERE, at(0))
+
+    asyncio.run(story())
+    assert on_record(log) == 500
+
+
+def test_position_of_a_partition_that_was_given_up_is_not_tried_any_more() -> None:
+    """It was not taken within the time for handing over; whoever has the partition now writes its own."""
+    log: Rows = []
+
+    async def story() -> None:
+        owner = Owner(log)
+        owner.topics.map_is_open.clear()
+        writing = asyncio.create_task(owner.delivery.settle([owner.carry(10)]))
+        await until(lambda: owner.topics.waiting == 1)
+        owner.delivery.left(owner.pipeline)
+        owner.pipeline.close()
+        owner.topics.map_is_open.set()
+        await writing
+        assert log == []
+        owner.pipeline, owner.target, _ = started()
+        owner.delivery.began(owner.pipeline)
+        await owner.delivery.settle([owner.carry(20)])
+
+    asyncio.run(story())
+    assert on_record(log) == 20
 
 
 def test_a_seat_that_is_lost_ends_no_keeping_of_positions() -> None:

@@ -16,6 +16,7 @@ from millrace.broker.errors import (
     NotEnoughReplicasAfterAppend,
     OutOfOrderSequence,
     RecordTooLarge,
+    UnknownMemberId,
 )
 from millrace.broker.protocol.batch import NO_SEQUENCE, parse_header
 from millrace.broker.protocol.records import read_records
@@ -144,6 +145,29 @@ def test_cancelled_write_leaves_its_sequence_to_nobody(monkeypatch: pytest.Monke
 
     assert asyncio.run(story()) == 3
     assert leader.values == [b"barrier", b"of another", b"barrier"]
+
+
+def test_leave_to_write_is_asked_for_before_each_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who may write no more finds that out in the middle of his tries, and leaves no sequence to others."""
+    leader = Leader(monkeypatch, LOST, LOST)
+    asked = 0
+
+    def permit() -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            raise UnknownMemberId("lost")
+
+    async def story() -> int:
+        cluster: Any = leader
+        records = SystemRecords(cluster, lambda: 1_000, 1)
+        with pytest.raises(UnknownMemberId):
+            await records.write(TOPIC, [(b"k", b"1")], configs={}, permit=permit)
+        return await records.write(TOPIC, [(b"k", b"2")], configs={}, permit=permit)
+
+    assert asyncio.run(story()) == 2
+    assert leader.values == [b"1", b"2"]
+    assert (asked, leader.asked) == (4, [(1, 0), (2, 0), (2, 0)])
 
 
 def test_sequence_that_the_target_does_not_know_any_more_begins_anew(

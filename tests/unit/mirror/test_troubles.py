@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -63,6 +64,7 @@ class Scene:
         self.source = Cluster("ewr", ["127.0.0.1:2"])
         self.worker = Worker(CONFIG, self.target, {"ewr": self.source}, lambda: self.now_ms)
         self.worker.is_assigned = True
+        self.worker.member.generation, self.worker.member._heard_at = 1, math.inf
         self.worker.operators.reader._ready.set()
         self.sink: Any = self.worker.delivery.sink_of(WHERE)
         self.sink.is_connected = True
