@@ -244,7 +244,8 @@ class PartitionPipeline:
         self._written = position
         self._gaps.on_record()
         self.progress.written(position.next_offset, position.leader_epoch)
-        if Origin.of(position) != self.origin:  # more is known of the log since it was gathered (`adopt`)
+        known = self.origin, self.progress.position_leader_epoch, self._began
+        if (Origin.of(position), position.leader_epoch, position.began) != known:  # `adopt`, or a jump since
             self.progress.write_again()
         self._keep_extent()
         self._moved()
@@ -459,8 +460,7 @@ class PartitionPipeline:
         return Gap(self.partition, first, following, gap_class, reason, self._now_ms(), told)
 
     def _gap_in_span(self, span: Span, first: int, following: int, gap_class: GapClass, reason: str) -> None:
-        gap = self._gap(first, following, gap_class, reason)
-        self._met(OpenGap(gap, span=span))
+        self._met(OpenGap(self._gap(first, following, gap_class, reason), span=span))
 
     def at_gap(
         self,

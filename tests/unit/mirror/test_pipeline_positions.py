@@ -52,6 +52,28 @@ def test_position_tells_where_the_mirroring_of_this_topic_began() -> None:
     asyncio.run(story())
 
 
+def test_position_of_before_a_log_was_shortened_is_not_the_one_of_the_same_offset_after_it() -> None:
+    """At least once it may still be under way when the log has grown to there again."""
+
+    async def story() -> None:
+        pipeline, target, around = started(GapClass.TRUNCATED)
+        pipeline.accept(answer(batch(0, [9] * 6, epoch=1)))
+        target.acknowledge()
+        under_way = pipeline.position_to_write(SECOND)
+        assert under_way is not None and (under_way.next_offset, under_way.leader_epoch) == (6, 1)
+        pipeline.at_gap(GapClass.TRUNCATED, 6, "shorter", first=3, resume_at=3, resume_epoch=1)
+        await around.rest()
+        pipeline.accept(answer(batch(3, [9] * 3, epoch=2)))
+        target.acknowledge()
+        pipeline.position_written(under_way)
+        newer = pipeline.position_to_write(SECOND)
+        assert newer is not None and (newer.next_offset, newer.leader_epoch) == (6, 2)
+        pipeline.position_written(newer)
+        assert pipeline.position_to_write(SECOND) is None
+
+    asyncio.run(story())
+
+
 @pytest.mark.parametrize("skipped", [(), (GapClass.RECREATED,)])
 def test_position_tells_the_next_owner_how_much_a_log_that_is_gone_still_held(
     skipped: tuple[GapClass, ...],
