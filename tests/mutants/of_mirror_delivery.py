@@ -267,7 +267,8 @@ OF_MIRROR_DELIVERY = (
         ),
         instead=(
             "            if writing.moved:\n"
-            "                await self._write_positions(writing.records[self._keeper.positions], (), tuple)\n"
+            "                records = writing.records[self._keeper.positions]\n"
+            "                await self._write_positions(records, (), tuple)\n"
             "            for target, records in writing.records.items():\n"
         ),
         red=(
