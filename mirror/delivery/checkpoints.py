@@ -35,6 +35,9 @@ class Positions:
     known: dict[SourcePartition, Position] = field(default_factory=dict)
     unreadable: set[SourcePartition] = field(default_factory=set)
 
+    def copy(self) -> Positions:
+        return Positions(dict(self.known), set(self.unreadable))
+
     def apply(self, key: bytes | None, value: bytes | None) -> None:
         """Takes one record, in offset order. A key of another kind is not for this version: ignored."""
         partition = decode_key(key)

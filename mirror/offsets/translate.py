@@ -23,10 +23,11 @@ from millrace.broker.client.group_offsets import CommittedOffset, commit_offsets
 from millrace.broker.client.groups import describe_group
 from millrace.broker.client.offsets import EARLIEST, LATEST, ListedOffset
 from millrace.broker.errors import FatalError, NonEmptyGroup, UnknownTopicOrPartition
-from millrace.broker.protocol.mirror_positions import NO_TOPIC_ID
+from millrace.broker.protocol.mirror_positions import NO_TOPIC_ID, Position
 from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.wording import count_of
 from millrace.mirror.config import ClusterConfig, MirrorConfig, load_config
+from millrace.mirror.delivery.checkpoints import Positions
 from millrace.mirror.delivery.system_records import CLUSTER_FAILURES
 from millrace.mirror.offsets.feeds import Feeds, has_left
 from millrace.mirror.offsets.log_starts import log_starts
@@ -78,6 +79,16 @@ class Applied:
     ahead: Mapping[TopicPartition, int] = field(default_factory=dict)  # already there, or further
 
 
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """One target partition of several sources: where its log began, where its stable end was before anything
+    was read of the mirror, and the sources of which nothing is left but what comes behind that."""
+
+    start: int
+    end: int
+    read_out: set[SourcePartition]
+
+
 class Translator:
     """See the module's text. `keeps_all`: the reader follows the whole map, for many questions; otherwise it
     reads what the one question needs."""
@@ -97,6 +108,7 @@ class Translator:
         self._sources = sources
         self._reader = reader
         self._keeps_all = keeps_all
+        self._positions = Positions()  # as they were before the map was read
 
     def selects(self, source: str, topic: str) -> bool:
         """Whether this mirror carries the topic."""
@@ -120,18 +132,27 @@ class Translator:
         if not wanted:
             return []
         targets = {self.target_of(partition) for partition in wanted}
+        ends = await _ends(self._target, targets) if allow_rereads else {}
         await self._reader.refresh_positions()
-        candidates = self._feeds.candidates(targets, self._reader.positions)
+        self._positions = self._reader.positions.copy()
+        candidates = self._feeds.candidates(targets, self._positions)
         topics = {(each.source, each.topic) for of_target in candidates.values() for each in of_target}
         await self._reader.refresh_map(None if self._keeps_all else topics)
+        # Who began to go there before the map was read: the place of a record that came since is behind that.
+        await self._reader.refresh_positions()
+        for target, begun in self._feeds.candidates(targets, self._reader.positions).items():
+            candidates[target] |= begun
         feeders = await self._feeders(candidates)
         logs = await self._logs(wanted)
+        shared: dict[TargetPartition, _Shared] = {}
+        if allow_rereads:
+            merged = {target: of_target for target, of_target in feeders.items() if len(of_target) > 1}
+            shared = await self._shared(merged, wanted, ends)
         rows = []
         for partition in sorted(wanted):
             target = self.target_of(partition)
-            rows.append(
-                self._row(partition, target, wanted, feeders[target] | {partition}, logs, allow_rereads)
-            )
+            of_target = feeders[target] | {partition}
+            rows.append(self._row(partition, target, wanted, of_target, logs, shared.get(target)))
         await self._compare_with_target(rows)
         return rows
 
@@ -151,6 +172,11 @@ class Translator:
             if key in ends:
                 row.target_lag = max(0, ends[key].offset - (row.target_offset or 0))
 
+    def _known_end(self, row: Row) -> int:
+        """How far the target's log went, at least, as the map says."""
+        map_of = self._reader.maps.get(row.source, PartitionMap())
+        return map_of.last_target(self._scope(row.source, row.target)) or 0
+
     # --- one partition ---------------------------------------------------------------------------
 
     def _row(
@@ -160,24 +186,25 @@ class Translator:
         commits: Mapping[SourcePartition, CommittedOffset],
         feeders: Collection[SourcePartition],
         logs: Mapping[SourcePartition, object],
-        allow_rereads: bool,
+        shared: _Shared | None,
     ) -> Row:
+        """`shared`: what is there, where re-reads are allowed."""
         committed = commits[partition]
         row = Row(partition, target, committed, Outcome.NOT_CARRIED)
         others = sorted(each for each in feeders if each != partition)
-        position = self._reader.positions.known.get(partition)
+        position = self._positions.known.get(partition)
         if position is None:
             row.note = "the mirror has no position of it"
-        elif NO_TOPIC_ID not in (position.topic_id, logs[partition]) and position.topic_id != logs[partition]:
+        elif _is_another_log(position, logs[partition]):
             row.outcome = Outcome.ANOTHER_LOG
             row.note = "the topic was made anew at the source, and the mirror is still at the old one"
-        elif others and not allow_rereads:
+        elif others and shared is None:
             row.outcome = Outcome.MERGED
             named = ", ".join(map(str, others[:3]))
             feed_now = all(self._feeds.feeds_now(each, target) for each in others[:3])
             row.note = f"{named} go there as well" if feed_now else f"records of {named} may be there as well"
-        elif others:
-            self._least(row, [partition, *others], commits)
+        elif others and shared is not None:
+            self._least(row, [partition, *others], commits, shared)
         elif committed.offset > position.next_offset:
             # Though the map, which is younger, may know it: who began to go there since is not known yet.
             row.outcome, row.note = _in_words(Translation(Answer.NOT_YET, bound=position.next_offset))
@@ -188,35 +215,48 @@ class Translator:
         return row
 
     def _least(
-        self, row: Row, feeders: Iterable[SourcePartition], commits: Mapping[SourcePartition, CommittedOffset]
+        self,
+        row: Row,
+        feeders: Iterable[SourcePartition],
+        commits: Mapping[SourcePartition, CommittedOffset],
+        shared: _Shared,
     ) -> None:
         """The smallest offset of all that feed the target partition: behind it nothing is left out."""
         row.outcome, row.note = Outcome.REREADS, "the smallest of the sources that go there"
+        places: list[int] = []
         for feeder in feeders:
             committed = commits.get(feeder)
             map_of = self._reader.maps.get(feeder, PartitionMap())
-            # What the group has never read of a source begins with the first record that is there of it.
             found = self._translate(feeder, committed.offset if committed else 0, row.target)
             at = self._scope(feeder, row.target)
             place = found.target
             if found.answer is Answer.UNREADABLE:
                 row.outcome, row.note = _in_words(found)
-                row.target_offset = None
                 return
             if found.answer is Answer.TOO_OLD:
+                began = self._began(feeder)
+                if committed is not None and 0 <= began < found.bound:
+                    row.outcome, row.note = _in_words(found)
+                    row.note = f"of {feeder}, {row.note}"
+                    return
                 place = map_of.first_target(at)
-                if place is None and not map_of.chunks and not self._has_only_begun(feeder):
-                    row.outcome, row.note, row.target_offset = Outcome.NOTHING, "", None
+                is_unknown = place is None and not map_of.chunks and not self._has_only_begun(feeder)
+                if is_unknown or (committed is not None and began < 0):
+                    row.outcome, row.note = Outcome.NOTHING, ""
                     return
             elif found.answer is Answer.NOT_YET:
                 place = map_of.last_target(at)
-            if place is not None:
-                row.target_offset = place if row.target_offset is None else min(row.target_offset, place)
-        if row.target_offset is None:
-            row.outcome, row.note = Outcome.NOTHING, ""
+            if place is None or (found.is_end and feeder in shared.read_out):
+                # What it brings comes behind what was there before.
+                place = max(place or 0, shared.end)
+            elif committed is None:
+                # What the group has never read of a source begins with the first record that is there of it.
+                place = max(place, shared.start)
+            places.append(place)
+        row.target_offset = min(places)
 
     def _translate(self, partition: SourcePartition, offset: int, target: TargetPartition) -> Translation:
-        position = self._reader.positions.known.get(partition)
+        position = self._positions.known.get(partition)
         map_of = self._reader.maps.get(partition)
         if position is None:
             return Translation(Answer.TOO_OLD)
@@ -227,13 +267,54 @@ class Translator:
 
     def _has_only_begun(self, partition: SourcePartition) -> bool:
         """Whether the position says that nothing was carried. Otherwise there was, or had been, a map."""
-        position = self._reader.positions.known.get(partition)
+        position = self._positions.known.get(partition)
         return position is not None and position.began == position.next_offset
 
+    def _began(self, partition: SourcePartition) -> int:
+        """From where on it was carried, as far as that is known; otherwise -1."""
+        position = self._positions.known.get(partition)
+        return -1 if position is None else position.began
+
     def _scope(self, partition: SourcePartition, target: TargetPartition) -> Scope:
-        return self._feeds.scope(partition, target, self._reader.positions)
+        return self._feeds.scope(partition, target, self._positions)
 
     # --- the clusters ----------------------------------------------------------------------------
+
+    async def _shared(
+        self,
+        feeders: Mapping[TargetPartition, Collection[SourcePartition]],
+        commits: Mapping[SourcePartition, CommittedOffset],
+        ends: Mapping[TopicPartition, ListedOffset],
+    ) -> dict[TargetPartition, _Shared]:
+        """`ends` were asked before the positions were read."""
+        starts = await log_starts(self._target, feeders.keys())
+        read_out = await self._read_out(
+            {each for of_target in feeders.values() for each in of_target}, commits
+        )
+        return {
+            target: _Shared(
+                starts.get(target, 0), ends[target].offset if target in ends else 0, read_out & set(of_target)
+            )
+            for target, of_target in feeders.items()
+        }
+
+    async def _read_out(
+        self, feeders: Collection[SourcePartition], commits: Mapping[SourcePartition, CommittedOffset]
+    ) -> set[SourcePartition]:
+        """Those of which everything that their source has is carried, or was read there by the group."""
+        found: set[SourcePartition] = set()
+        logs = await self._logs([each for each in feeders if each.source in self._sources])
+        for source, cluster in self._sources.items():
+            of_source = {each for each in logs if each.source == source}
+            ends = await _ends(cluster, [(each.topic, each.partition) for each in of_source])
+            for each in of_source:
+                position, end = self._positions.known.get(each), ends.get((each.topic, each.partition))
+                if position is None or end is None or _is_another_log(position, logs[each]):
+                    continue
+                read_to = commits[each].offset if each in commits else 0
+                if end.offset <= max(position.next_offset, read_to):
+                    found.add(each)
+        return found
 
     async def _feeders(
         self, candidates: Mapping[TargetPartition, Collection[SourcePartition]]
@@ -256,7 +337,7 @@ class Translator:
             return False
         return has_left(map_of.chunks.values(), self._scope(partition, target), log_start)
 
-    async def _logs(self, partitions: Iterable[SourcePartition]) -> dict[SourcePartition, object]:
+    async def _logs(self, partitions: Collection[SourcePartition]) -> dict[SourcePartition, object]:
         """The topic id of each partition's log at its source, now."""
         by_source: dict[str, set[str]] = {}
         for partition in partitions:
@@ -290,9 +371,14 @@ class Translator:
             elif offset < begins[key].offset:
                 row.outcome, row.target_offset = Outcome.TOO_OLD, None
                 row.note = f"the target has dropped it; its log begins at {begins[key].offset}"
-            elif offset > ends[key].offset:
+            elif max(offset, self._known_end(row)) > ends[key].offset:
                 row.outcome, row.target_offset = Outcome.ANOTHER_LOG, None
                 row.note = f"the target's log ends at {ends[key].offset}: it was made anew or cut"
+
+
+def _is_another_log(position: Position, topic_id: object) -> bool:
+    """Whether the source's topic, which has this id now, is not the one that the mirror is at."""
+    return NO_TOPIC_ID not in (position.topic_id, topic_id) and position.topic_id != topic_id
 
 
 async def _led(cluster: Cluster, keys: Collection[TopicPartition]) -> list[TopicPartition]:
@@ -401,16 +487,17 @@ async def answer(config: MirrorConfig, question: Question) -> Reply:
     sources = {each.cluster: _connect(each) for each in config.sources}
     try:
         commits = {}
-        # Of all sources, as far as they may share a target partition with those that were asked about.
+        # Of all sources and topics: they may share a target partition with those that were asked about.
         for name, cluster in sources.items():
-            found = await fetch_offsets(cluster, question.group, require_stable=True)
-            commits[name] = {
-                key: at for key, at in found.items() if not question.topics or key[0] in question.topics
-            }
+            commits[name] = await fetch_offsets(cluster, question.group, require_stable=True)
         translator = Translator(config, target, sources, MapReader(target, config.name))
         rows = await translator.rows(commits, allow_rereads=question.allow_rereads)
         names = {each.cluster for each in named}
-        rows = [row for row in rows if row.source.source in names]
+        rows = [
+            row
+            for row in rows
+            if row.source.source in names and (not question.topics or row.source.topic in question.topics)
+        ]
         if not rows:
             raise UnknownTopicOrPartition(
                 f"group {question.group} has committed nothing on {', '.join(sorted(names))} that mirror "

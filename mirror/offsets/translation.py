@@ -42,11 +42,13 @@ class Answer(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Translation:
     """`target` is None unless EXACT or SAFE. `bound`: with TOO_OLD the first source offset that
-    the map answers for (-1: it answers for none), with NOT_YET the mirror's position."""
+    the map answers for (-1: it answers for none), with NOT_YET the mirror's position. `is_end`: nothing at or
+    after the offset is known to have been carried."""
 
     answer: Answer
     target: int | None = None
     bound: int = -1
+    is_end: bool = field(default=False, compare=False)
 
 
 class Scope(NamedTuple):
@@ -124,7 +126,7 @@ class PartitionMap:
             return Translation(Answer.TOO_OLD, bound=index.elsewhere_until)
         if not index.chunks:
             if offset > position:
-                return Translation(Answer.NOT_YET, bound=position)
+                return Translation(Answer.NOT_YET, bound=position, is_end=True)
             return Translation(Answer.NOTHING if offset == position else Answer.TOO_OLD)
         first = index.chunks[0].from_offset
         if offset < first:
@@ -133,11 +135,12 @@ class PartitionMap:
         if found is not None:
             return self._at(index, offset, found)
         if offset > position:
-            return Translation(Answer.NOT_YET, bound=position)
+            return Translation(Answer.NOT_YET, bound=position, is_end=True)
         newest = index.newest
         if newest is None:
             return Translation(Answer.NOTHING)
-        return Translation(Answer.SAFE if newest.head.last_unknown else Answer.EXACT, newest.target_end)
+        answer = Answer.SAFE if newest.head.last_unknown else Answer.EXACT
+        return Translation(answer, newest.target_end, is_end=True)
 
     def first_target(self, scope: Scope = ANYWHERE) -> int | None:
         """The smallest target offset of all that was carried."""

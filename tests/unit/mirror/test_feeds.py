@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
-from uuid import UUID
 
 import pytest
 
 from millrace.broker.client.group_offsets import CommittedOffset
-from millrace.broker.errors import LeaderNotAvailable
-from millrace.broker.protocol.mirror_positions import LOST, Position, encode_value
+from millrace.broker.protocol.mirror_positions import LOST
 from millrace.mirror.config import MirrorConfig, parse_config
 from millrace.mirror.delivery.checkpoints import Positions, encode_key
-from millrace.mirror.offsets.offset_map import UNKNOWN_TARGET, Runs, decode_chunk, decode_key
+from millrace.mirror.offsets.offset_map import UNKNOWN_TARGET
 from millrace.mirror.offsets.translate import Outcome, Row, Translator
-from millrace.mirror.offsets.translation import PartitionMap
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
+from tests.unit.mirror.on_record import Clusters, OnRecord
 
-ID = UUID(int=7)
 EWR, JFK = SourcePartition("ewr", "flights", 0), SourcePartition("jfk", "flights_jfk", 0)
 HERE, ELSEWHERE = TargetPartition("flights", 0), TargetPartition("other", 0)
 
@@ -39,62 +35,6 @@ def config(*, jfk: bool = False, offset: int = 0, **rename: str) -> MirrorConfig
             "naming": {"rename": {key.replace("__", "/"): name for key, name in rename.items()}},
         }
     )
-
-
-class Clusters:
-    """Source and target at once: every topic has the id ID, and logs from `begins` (0) to 5,000."""
-
-    def __init__(self) -> None:
-        self.begins: dict[tuple[str, int], int] = {}
-        self.leaderless: set[tuple[str, int]] = set()
-
-    async def metadata(self, topics: list[str], **_: object) -> Any:
-        topic = SimpleNamespace(topic_id=ID, partitions=range(9))
-        return SimpleNamespace(topics=dict.fromkeys(topics, topic), leader=self._leader)
-
-    def _leader(self, *key: Any) -> int | None:
-        return None if key in self.leaderless else 1
-
-    async def list_offsets(self, asked: dict[tuple[str, int], int], *_: object, **__: object) -> Any:
-        if self.leaderless & asked.keys():
-            raise LeaderNotAvailable("after all the tries that there are")
-        return {
-            key: SimpleNamespace(offset=self.begins.get(key, 0) if at == -2 else 5_000)
-            for key, at in asked.items()
-        }
-
-
-class OnRecord:
-    """What the mirror has written about itself, as `MapReader` gives it."""
-
-    def __init__(self) -> None:
-        self.positions = Positions()
-        self.maps: dict[SourcePartition, PartitionMap] = {}
-        self._began_ms = 0
-        self.asked_of: set[tuple[str, str]] | None = None
-
-    async def refresh_positions(self) -> None: ...
-
-    async def refresh_map(self, topics: set[tuple[str, str]] | None = None) -> None:
-        self.asked_of = topics
-
-    def position(
-        self, partition: SourcePartition, offset: int, *targets: TargetPartition, began: int = 0
-    ) -> None:
-        value = encode_value(Position(offset, "c", ID, 0, 1, began=began, targets=targets))
-        self.positions.apply(encode_key(partition), value)
-
-    def carried(
-        self, partition: SourcePartition, offsets: range, to: TargetPartition | None, target_offset: int
-    ) -> None:
-        """By an assignment of its own; `to` is what the map says of where."""
-        self._began_ms += 1
-        runs = Runs(partition, offsets.start, self._began_ms, ID, to)
-        runs.add(offsets, target_offset)
-        for raw, value in runs.take_until(offsets.stop):
-            key = decode_key(raw)
-            assert key is not None
-            self.maps.setdefault(partition, PartitionMap()).put(decode_chunk(key, value))
 
 
 def row(
