@@ -229,13 +229,16 @@ class GroupSync:
             source.due_at = 0.0
 
     async def _sync_source(self, source: _Source) -> None:
+        commits: dict[str, dict[TopicPartition, CommittedOffset]] = {}
         try:
             commits = await self._commits(source)
+            if any(commits.values()):
+                await self._translate().refresh()  # for all of them: it waits for open transactions
         except CLUSTER_FAILURES as error:
             if not source.failure:
                 log.warning("groups cannot be read", source=source.name, error=str(error))
             source.failure = str(error)
-            for name in source.groups:
+            for name in {*source.groups, *commits}:
                 self._note(source, name, GroupState.FAILING, reason=str(error))
             return
         source.failure = ""

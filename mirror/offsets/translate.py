@@ -90,8 +90,8 @@ class _Shared:
 
 
 class Translator:
-    """See the module's text. `keeps_all`: the reader follows the whole map, for many questions; otherwise it
-    reads what the one question needs."""
+    """See the module's text. `keeps_all`: the reader follows the whole map, for many questions, and reads on
+    when it is told to (`refresh`); otherwise it reads what the one question needs."""
 
     def __init__(
         self,
@@ -117,11 +117,24 @@ class Translator:
     def target_of(self, partition: SourcePartition) -> TargetPartition:
         return self._naming.target_partition(partition.source, partition.topic, partition.partition)
 
+    async def refresh(self, targets: Collection[TargetPartition] = ()) -> None:
+        """Reads what the mirror has written since; all of it, or what is about these targets. Raises what the
+        target says."""
+        await self._reader.refresh_positions()
+        self._positions = self._reader.positions.copy()
+        topics = None
+        if not self._keeps_all:
+            candidates = self._feeds.candidates(targets, self._positions)
+            topics = {(each.source, each.topic) for of_target in candidates.values() for each in of_target}
+        await self._reader.refresh_map(topics)
+        # Who began to go there before the map was read: the place of a record that came since is behind that.
+        await self._reader.refresh_positions()
+
     async def rows(self, commits: Commits, *, allow_rereads: bool = False) -> list[Row]:
         """A row for each of a group's commits in a topic that the mirror carries, in order.
 
-        `commits` must have been read before this is called: what they name is then looked for in a map that
-        is younger. Raises what the clusters say.
+        `commits` must have been read before this is called, and before `refresh` where that is the caller's:
+        what they name is then looked for in a map that is younger. Raises what the clusters say.
         """
         wanted = {
             SourcePartition(source, topic, number): committed
@@ -133,13 +146,9 @@ class Translator:
             return []
         targets = {self.target_of(partition) for partition in wanted}
         ends = await _ends(self._target, targets) if allow_rereads else {}
-        await self._reader.refresh_positions()
-        self._positions = self._reader.positions.copy()
+        if not self._keeps_all:
+            await self.refresh(targets)
         candidates = self._feeds.candidates(targets, self._positions)
-        topics = {(each.source, each.topic) for of_target in candidates.values() for each in of_target}
-        await self._reader.refresh_map(None if self._keeps_all else topics)
-        # Who began to go there before the map was read: the place of a record that came since is behind that.
-        await self._reader.refresh_positions()
         for target, begun in self._feeds.candidates(targets, self._reader.positions).items():
             candidates[target] |= begun
         feeders = await self._feeders(candidates)

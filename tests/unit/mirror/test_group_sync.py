@@ -146,12 +146,19 @@ class Late:
         async def rows(_commits: object) -> list[Row]:
             return [row(20)]
 
+        async def refresh() -> None:
+            self.refreshed += 1
+            if self.trouble is not None:
+                raise self.trouble
+
+        self.refreshed = 0
+        self.trouble: Exception | None = None
         cluster: Any = SimpleNamespace(name="ewr")
         config = parse_config(settings(include=[".*"]))
         self.sync = GroupSync(
             cluster, lambda: NOW_MS, lambda: self.is_leader, lambda: (config, {}), lambda: self.now_s
         )
-        translator: Any = SimpleNamespace(rows=rows)
+        translator: Any = SimpleNamespace(rows=rows, refresh=refresh)
         self.sync._translator = translator
         self.source = _Source("ewr", cluster, GroupPatterns(GroupSyncConfig(include=(".*",))), 1)
 
@@ -253,3 +260,12 @@ def test_group_whose_broker_or_source_does_not_answer_is_failing_and_not_gone(
     states, _ = told(ClusterUnreachable("ewr", "no server answers"))
     assert set(states.values()) == {("failing", "cluster ewr: no server answers")}
     assert told(GroupList((payments,)))[0] == {"payments": well}, "of the other it is known that it is gone"
+    # What the mirror has written is read once, for all of them; where it cannot be, all of them are failing.
+    before = late.refreshed
+    late.trouble = RequestTimedOut("a transaction stays open")
+    states, news = told(GroupList((payments, orders)))
+    assert states == dict.fromkeys(("orders", "payments"), ("failing", "a transaction stays open"))
+    assert news == ["groups cannot be read", *["a group cannot be synced"] * 2]
+    late.trouble = None
+    assert told(GroupList((payments, orders)))[0] == {"orders": well, "payments": well}
+    assert late.refreshed == before + 2
