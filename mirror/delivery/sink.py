@@ -465,6 +465,7 @@ class Sink:
             self._waiting[target] = None
         else:
             self._waiting.pop(target, None)
+            self.failures.over(target)  # also where its last batch is nothing to anybody any more
 
     def _tell_lasting(
         self, target: TargetPartition, outgoing: Outgoing, error: KafkaError, now_ms: int

@@ -72,6 +72,8 @@ ERROR_PAUSE_MS = 250
 MANY_REFUSALS = 40
 # A partition that is not fetched (paused, stopped, waiting for room) is asked for its log end this often.
 SAMPLE_INTERVAL_MS = 2_000
+# Not fetched, because somebody said so or until a gap is passed.
+STANDING = (State.PAUSED, State.SKIPPING, State.STOPPED)
 # Answers that say: the log that you read is not here, or not as you know it.
 ANOTHER_LOG = frozenset(error.code for error in (OffsetOutOfRange, UnknownTopicId, InconsistentTopicId))
 
@@ -304,7 +306,7 @@ class SourceReader:
         for key, pipeline in self._pipelines.items():
             if pipeline.state is not State.RUNNING:
                 self._silences.over(key)
-            if pipeline.state is State.PAUSED:
+            if pipeline.state in STANDING:
                 self.failures.over(key)
 
     def _place(self) -> None:

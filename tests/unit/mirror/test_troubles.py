@@ -17,7 +17,13 @@ from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.metadata import TopicMetadata
 from millrace.broker.client.raw_produce import ProduceOutcome
 from millrace.broker.client.retry import BackOff
-from millrace.broker.errors import NotEnoughReplicas, TopicAuthorizationFailed
+from millrace.broker.errors import (
+    InvalidTimestamp,
+    NotEnoughReplicas,
+    OffsetOutOfRange,
+    OutOfOrderSequence,
+    TopicAuthorizationFailed,
+)
 from millrace.broker.protocol.system_topics import AUDIT_TOPIC
 from millrace.mirror.config import parse_config
 from millrace.mirror.control.http.bodies import StatusAnswer
@@ -394,6 +400,52 @@ def test_source_that_gives_nothing_though_its_log_goes_on_is_trouble_until_it_gi
         given = replace(answer(batch(0, [5] * 4), end=4))
         await taken(scene.reader, scene.pipeline, given)
         assert scene.told() == [] and scene.worker.status.is_ready()
+
+    with_scene(story)
+
+
+def stopping(scene: Scene) -> PartitionPipeline:
+    """The partition, whose gaps are recorded by nobody."""
+    shared = replace(scene.worker._shared, spawn=lambda work: work.close())
+    scene.pipeline._shared = shared
+    return scene.pipeline
+
+
+def test_what_a_source_said_before_a_partition_stopped_at_a_gap_is_no_trouble(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The gap itself is told elsewhere, and stays for as long as its operator likes."""
+
+    async def story(scene: Scene) -> None:
+        pipeline = stopping(scene)
+
+        async def explain(*_: object, **__: object) -> None:
+            pipeline.at_gap(GapClass.EXPIRED, 9, "retention deleted it", resume_at=9)
+
+        monkeypatch.setattr(scene.reader._logs, "explain", explain)
+        scene.reader.add(pipeline)
+        await taken(scene.reader, pipeline, replace(answered(OffsetOutOfRange.code), topic="flights"))
+        assert pipeline.state is State.STOPPED
+        scene.reader._forget_what_stands()
+        assert scene.told() == []
+
+    with_scene(story)
+
+
+def test_what_a_target_said_of_batches_behind_a_refused_one_is_no_trouble() -> None:
+    """They were under way with it; nothing of the partition waits for the target any more."""
+
+    async def story(scene: Scene) -> None:
+        carried(scene, scene.pipeline)
+        pipeline = stopping(scene)
+        row = scene.sink._lanes[pipeline.target]
+        for _ in range(2):  # answers of their own, or they would become one batch
+            pipeline.accept(answer(batch(pipeline.progress.fetch_offset, [5])))
+        refused, behind = row.next_to_send(0), row.next_to_send(0)
+        for item, error in ((refused, InvalidTimestamp), (behind, OutOfOrderSequence)):
+            scene.sink._answered(pipeline.target, item, ProduceOutcome(error.code), scene.now_ms, 0)
+        assert pipeline.state is State.STOPPED
+        assert len(row) == 0 and scene.told() == []
 
     with_scene(story)
 
