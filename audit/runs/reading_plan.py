@@ -34,8 +34,11 @@ def plan_ranges(
     Both are cut at the bounds of the gaps that mirrors told, and at the position of each of several mirrors.
     """
     bounds: dict[ClusterPartition, list[int]] = {}
+    ids_told: dict[ClusterPartition, set[str]] = {}
     for gap in known_gaps(captured, config):
         bounds.setdefault(gap.place, []).extend((gap.from_offset, gap.to_offset))
+        if gap.topic_id:
+            ids_told.setdefault(gap.place, set()).add(gap.topic_id)
     for carried in passages(captured).values():
         for place, passage in carried.items():
             bounds.setdefault(place, []).append(passage.next_offset)
@@ -58,7 +61,6 @@ def plan_ranges(
     if (aggregates := config.aggregates()) and all(each.mirror == "millrace" for each in aggregates.values()):
         # Its mirror will tell positions: what is kept before it does would lie across gaps for good.
         mirrored |= config.sources().keys()
-    ids_told: dict[ClusterPartition, set[str]] = {}
     for each in captured.positions:
         if each.topic_id:
             ids_told.setdefault((each.source, each.topic, each.partition), set()).add(each.topic_id)
@@ -67,7 +69,7 @@ def plan_ranges(
         first = resumed[pin.key]
         place = (pin.cluster, pin.topic, pin.partition)
         if pin.key not in before.offsets and pin.topic_id and ids_told.get(place, set()) - {pin.topic_id}:
-            # A mirror knew another topic of this name, which the audit never looked at.
+            # A mirror knew another topic of this name, by its position or a gap, and the audit never saw it.
             unread.append(note_of(pin, 0, 0, "recreated", captured.vanished_ms))
         whole = OffsetRange(
             cluster=pin.cluster,

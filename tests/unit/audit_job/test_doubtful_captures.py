@@ -150,6 +150,16 @@ def test_a_topic_made_anew_before_the_first_look_is_known_by_the_mirrors_positio
     assert run_of(captured, before=known).unread == []
 
 
+def test_nor_is_what_it_held_a_loss_once_the_mirror_has_gone_on_in_the_new_one():
+    """Its position tells of the old topic no more; that the topic is another one, its gap does."""
+    made_anew = GapEvent("m", "ewr", "flights", 0, 5, 5, "recreated", 0, "old", has_open_end=True)
+    captured = captured_of(positions=[position(0, "new")], gaps=[made_anew])
+    (row,) = verdicts(captured, [])
+    assert (row.verdict, row.missing, row.unknown) == (Verdict.UNKNOWN, {}, ((1, 2),))
+    known = Commit(offsets={"ewr/flights/0": ReadPosition(0, "new")})
+    assert run_of(captured, before=known).unread == [], "it has looked since"
+
+
 class FakeCluster:
     def __init__(self, name, cluster_id=None, topics=(), ends=None, refused=()):
         self.name, self.cluster_id, self.topics, self.ends = name, cluster_id, topics, ends or {}
