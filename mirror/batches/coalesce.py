@@ -270,6 +270,14 @@ class BatchWalk:
         rows: NDArray[np.int64] = self._sections[step.section : step.section_end]
         return rows
 
+    def data_size(self, step: Step) -> int:
+        """Bytes of a step's batches with data, as the source has them, without what lies between them."""
+        if not step.dropped_count:
+            return step.end - step.start
+        kernels, rows = _kernels(), self.sections(step)
+        records_size = int((rows[:, kernels.S_END] - rows[:, kernels.S_START]).sum())
+        return records_size + HEADER_SIZE * step.batch_count
+
     def from_offset(self, step: Step) -> int:
         """The first source offset that is wanted of a step of one batch."""
         return int(self._sections[step.section, _kernels().S_FROM_OFFSET])

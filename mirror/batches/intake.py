@@ -119,7 +119,7 @@ def _rewritten(
         for start, next_offset in walk.batches(step):
             yield from _alone(data, start, 0, next_offset, max_batch_size, count)
         return
-    count(BatchPath.COALESCE, step.batch_count, step.record_count, step.end - step.start)
+    count(BatchPath.COALESCE, step.batch_count, step.record_count, walk.data_size(step))
     rest = (step.leader_epoch, step.base_offset, step.attributes, step.max_timestamp)
     yield from _in_order(pieces, step.next_offset, rest)
 

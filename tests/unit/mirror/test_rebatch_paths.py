@@ -251,6 +251,15 @@ def test_records_and_bytes_are_counted_by_path_as_the_source_has_them() -> None:
     counts.clear()
     list(prepare(BatchWalk(), memoryview(bytes(large)), [], 10, 30_000, count))
     assert counts == {BatchPath.SPLIT: (1, 3, len(large))}
+    # What lies between those that are merged, and behind them, is carried by none.
+    counts.clear()
+    between = [small[0], marker(1, 9, abort=False), marker(2, 9, abort=False), small[3]]
+    data = memoryview(bytes(b"".join([*between, marker(4, 9, abort=False)])))
+    list(prepare(BatchWalk(), data, [], 0, NO_LIMIT, count))
+    assert counts == {
+        BatchPath.COALESCE: (2, 2, len(small[0]) + len(small[3])),
+        BatchPath.DROP: (3, 0, 0),
+    }
 
 
 def test_checksums_of_the_walk_are_those_of_the_library() -> None:
