@@ -9,6 +9,7 @@ for every source.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -112,23 +113,41 @@ def _show(document: dict[str, Any], form: Format) -> None:
 
 
 def _show_again(worker: WorkerPort, form: Format) -> None:
-    """One look of `--watch`. A worker that is away for a while does not end the watching."""
+    """One look of `--watch`."""
+    size = shutil.get_terminal_size() if sys.stdout.isatty() and form is Format.TABLE else None
+    shown = _look(worker, form, size)
+    if size is None:
+        typer.echo("\n".join(shown) + ("" if form is Format.JSON else "\n"))
+    else:
+        # Home, then each line over the old one, then away with what is left: nothing flickers.
+        body = "".join(_over(line, size.columns) for line in [*shown, time.strftime("%H:%M:%S")])
+        typer.echo(f"\x1b[H{body}\x1b[J", nl=False, color=True)
+    sys.stdout.flush()
+
+
+def _look(worker: WorkerPort, form: Format, size: os.terminal_size | None) -> list[str]:
+    """Its lines; for a terminal as many as it holds. A worker that is away for a while does not end the
+    watching."""
     try:
         document = worker.get("/mirror")
     except MillraceError as error:
-        shown = [json.dumps({"error": str(error)})] if form is Format.JSON else [_style(str(error), "red")]
-    else:
-        shown = [json.dumps(view.as_json(document))] if form is Format.JSON else _lines(document)
-    if sys.stdout.isatty() and form is Format.TABLE:
-        # Home, then each line over the old one, then away with what is left: nothing flickers.
-        height = shutil.get_terminal_size().lines - 2
-        more = [f"… {len(shown) - height} lines more"] if len(shown) > height else []
-        body = "".join(f"{line}\x1b[K\n" for line in [*shown[: height - len(more)], *more])
-        typer.echo(f"\x1b[H{body}{time.strftime('%H:%M:%S')}\x1b[K\x1b[J", nl=False, color=True)
-        sys.stdout.flush()
-        return
-    typer.echo("\n".join(shown) + ("" if form is Format.JSON else "\n"))
-    sys.stdout.flush()
+        if form is Format.JSON:
+            return [json.dumps({"error": str(error)})]
+        width = None if size is None else size.columns
+        return [_style(line, "red") for line in view.wrapped(str(error), width)]
+    if form is Format.JSON:
+        return [json.dumps(view.as_json(document))]
+    if size is None:
+        return _lines(document)
+    # One row is the time's, and one the cursor's.
+    return view.screen(document, size.columns, size.lines - 2, _style)
+
+
+def _over(line: str, columns: int) -> str:
+    """A line in the place of another. Behind a row that is full there is nothing to take away, and the cursor
+    stands on its last character."""
+    size = view.length(line)
+    return f"{line}\n" if size and size % columns == 0 else f"{line}\x1b[K\n"
 
 
 def _lines(document: dict[str, Any]) -> list[str]:

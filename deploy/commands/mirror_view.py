@@ -2,20 +2,24 @@
 
 Takes the document of `/mirror` (every worker's status, and which did not answer) and gives rows, worst first.
 Nothing is wider than the terminal; names that do not fit lose their middle, because topics differ at both
-ends.
+ends. Only what is to be copied is whole, whatever its width: a terminal gives it as many rows as it needs.
 """
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from millrace.broker.wording import count_of
 from millrace.mirror.topics.internal_topics import LeftOut, left_out_sentences
 
 MIN_TOPIC_WIDTH = 12
+# Of a table that has to be cut, its head and the two topics that are worst.
+LEAST_TABLE = 3
 _FIXED = ("PARTS", "BEHIND", "LAG", "REC/S", "B/S", "STATE")
 _RIGHT = {"PARTS", "BEHIND", "LAG", "REC/S", "B/S"}
 
@@ -37,6 +41,8 @@ OLD_CREW = (
 
 Style = Callable[[str, str], str]
 """(text, colour) → text: how a terminal shows a colour; plain text stays as it is."""
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass
@@ -153,17 +159,52 @@ def as_json(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def lines(document: Mapping[str, Any], width: int | None, style: Style) -> list[str]:
     """What a person sees. `width` None: as wide as it is (a file or a pipe)."""
+    return [line for part in _parts(document, width, style) for line in part]
+
+
+def screen(document: Mapping[str, Any], width: int, height: int, style: Style) -> list[str]:
+    """The same for so many rows of a terminal: topics that are well make room for what is stopped."""
+    head, table, gaps = _parts(document, width, style)
+    room = height - sum(rows_of(line, width) for line in (*head, *gaps))
+    kept = max(room - 1, LEAST_TABLE)
+    if len(table) > room and kept < len(table) - 1:
+        table = [*table[:kept], f"… {count_of(len(table) - kept, 'topic')} more"]
+    return fitted([*head, *table, *gaps], width, height)
+
+
+def fitted(shown: Sequence[str], width: int, height: int) -> list[str]:
+    """As many of the lines as so many rows of a terminal hold."""
+    heights = [rows_of(line, width) for line in shown]
+    if sum(heights) <= height:
+        return list(shown)
+    kept = used = 0
+    while used + heights[kept] < height:
+        used += heights[kept]
+        kept += 1
+    return [*shown[:kept], f"… {count_of(len(shown) - kept, 'line')} more"]
+
+
+def rows_of(line: str, width: int) -> int:
+    """How many rows of a terminal a line takes."""
+    return max(1, -(-length(line) // width))
+
+
+def length(line: str) -> int:
+    """Without its colours."""
+    return len(_COLOUR.sub("", line))
+
+
+def _parts(document: Mapping[str, Any], width: int | None, style: Style) -> tuple[list[str], ...]:
+    """What is above the table, the table, and what is below it."""
     rows = topic_rows(document)
-    shown = _heading(document, rows, width, style)
+    head = _heading(document, rows, width, style)
     for problem in _problems(document):
-        shown += [style(line, "red") for line in wrapped(f"! {problem}", width, indent="  ")]
+        head += [style(line, "red") for line in wrapped(f"! {problem}", width, indent="  ")]
     for limit in (*_limits(document), *_never_carried(document), *_groups(document)):
-        shown += wrapped(limit, width, indent="  ")
-    shown.append("")
-    shown += _table(rows, width, style) if rows else ["no partition is carried yet"]
-    for each in stopped_partitions(document):
-        shown += ["", *_gap(each, width, style)]
-    return shown
+        head += wrapped(limit, width, indent="  ")
+    table = _table(rows, width, style) if rows else ["no partition is carried yet"]
+    gaps = [line for each in stopped_partitions(document) for line in ("", *_gap(each, width, style))]
+    return [*head, ""], table, gaps
 
 
 def _heading(

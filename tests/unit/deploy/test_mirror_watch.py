@@ -6,24 +6,29 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
 from millrace.deploy import cli
 from millrace.deploy.commands import mirror_control
-from tests.unit.deploy.test_mirror_view import document, partition, worker
+from tests.terminal import Terminal
+from tests.unit.deploy.test_mirror_view import LONG, document, partition, worker
+
+WATCH = ["mirror", "status", "--watch", "--interval", "0.2", "--url"]
 
 
 class Worker(BaseHTTPRequestHandler):
     """Answers as a worker does; every second look fails."""
 
+    fails = True
     looks = 0
+    shown = document(worker(partitions=[partition("ewr", "flights", 0, "stopped")]))
 
     def do_GET(self) -> None:
         Worker.looks += 1
-        is_well = Worker.looks % 2 == 1
-        found = document(worker(partitions=[partition("ewr", "flights", 0, "stopped")]))
-        body = json.dumps(found if is_well else {"error": "not yet"}).encode()
+        is_well = Worker.looks % 2 == 1 or not Worker.fails
+        body = json.dumps(Worker.shown if is_well else {"error": "not yet"}).encode()
         self.send_response(200 if is_well and self.path == "/mirror" else 503)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -103,5 +108,37 @@ def test_on_a_terminal_each_look_covers_the_one_before(
     watched("--url", url)
     first, *rest = capsys.readouterr().out.split("\x1b[H")[1:]
     assert len(rest) == 2
-    assert first.endswith("12:34:56\x1b[K\x1b[J")
-    assert first.count("\n") == 3 and "lines more" in first, "no more than the terminal has"
+    assert first.endswith("12:34:56\x1b[K\n\x1b[J")
+    assert first.count("\n") == 4 and "lines more" in first, "no more than the terminal has"
+
+
+@pytest.mark.parametrize("well", [3, 40])
+def test_a_screen_shows_what_is_stopped_and_what_to_do_whatever_else_there_is(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, well: int
+) -> None:
+    partitions = [partition("ewr", f"topic-{number}", 0, lag=number) for number in range(well)]
+    stopped = partition("ewr", LONG, 7, "stopped", 7_300)
+    monkeypatch.setattr(Worker, "shown", document(worker(partitions=[*partitions, stopped])))
+    monkeypatch.setattr(Worker, "fails", False)
+    with Terminal([*WATCH, url], tmp_path / "log") as seen:
+        found = seen.look(lambda lines: Worker.looks >= 3)
+        assert seen.interrupt() == 130
+    assert seen.screen.scrolled == []
+    assert "1 stopped · 1 worker" in found[0]
+    worst = found[3]  # the first of the table; a row that is full to the last column
+    assert len(worst) == 80 and worst.startswith("ewr ") and worst.endswith(" stopped")
+    text = "".join(found)
+    for words in ("the target says: message too large", f"  millrace mirror skip ewr/{LONG}:7"):
+        assert words in text, found
+    shown = sum(line.endswith(" running") for line in found)
+    assert [line for line in found if " more" in line] == (
+        [] if shown == well else [f"… {well - shown} topics more"]
+    )
+    assert shown >= 3 and len(found) <= 23
+
+
+def test_a_worker_that_is_away_is_told_within_the_screen(tmp_path: Path) -> None:
+    with Terminal([*WATCH, "http://127.0.0.1:1"], tmp_path / "log", columns=60) as seen:
+        seen.look(lambda lines: "another one with --url" in " ".join(lines))
+        assert seen.interrupt() == 130
+    assert seen.screen.wrapped == 0
