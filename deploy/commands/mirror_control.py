@@ -266,11 +266,14 @@ def reload(
 ) -> None:
     """Let every worker read its config file again; what needs a restart is refused by name."""
     worker = find_worker(config, url, token_file)
-    urls = [worker.url]
+    urls, failed = [worker.url], []
     if not only:
         document = worker.get("/mirror")
-        urls = [each["url"] for each in document["workers"] if each["url"] is not None]
-    failed = []
+        # Not the one that answers in another's place: it would be told twice, and the other not at all.
+        urls = [each["url"] for each in document["workers"] if each["status"] is not None]
+        failed = [f"not reloaded: {line}" for line in view.silent(document)]
+        if document.get("crew_is_old"):
+            failed.append(view.OLD_CREW)
     for each in urls:
         try:
             answer = worker.at(each).post("/reload", {}, timeout_s=DRAIN_TIMEOUT_S)
