@@ -158,9 +158,10 @@ class Control:
             is_done = self._draining is not None and self._draining.done()
             word = "drained: it carries nothing and can be ended" if is_done else "it is being drained"
             return text_response(f"not ready; {word}", 503)
-        if self._worker.status.is_ready():
+        status = self._worker.status
+        if status.is_ready():
             return text_response("ready")
-        return text_response("; ".join(["not ready", *self._worker.status.waits_for()]), 503)
+        return text_response("; ".join(["not ready", *status.target_away(), *status.waits_for()]), 503)
 
     async def _status(self, _: None) -> Response:
         return json_response(self._worker.status.document())

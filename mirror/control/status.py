@@ -50,6 +50,13 @@ class WorkerStatus:
             and not self._lasting_troubles()
         )
 
+    def target_away(self) -> list[str]:
+        """That the target does not answer, where that is known, and why."""
+        target = self._worker.target
+        if self._is_connected or self._is_target_unknown or not target.trouble:
+            return []
+        return [f"target {target.name} does not answer: {target.trouble}"]
+
     def waits_for(self) -> list[str]:
         """Why there is no share, or a part of it that is not carried, where that lasts."""
         worker = self._worker

@@ -353,6 +353,9 @@ def test_nothing_is_down_before_it_was_asked_for() -> None:
         assert "target down" in text[0]
         assert any("cannot reach target agg: " in line and "127.0.0.1:1" in line for line in text), text
         assert any("cannot reach source ewr: " in line and "127.0.0.1:1" in line for line in text), text
+        answer = await get(control, "/readyz")
+        assert answer.status == 503
+        assert b"not ready; target agg does not answer: 127.0.0.1:1" in answer.body
 
     with_control(story)
 
