@@ -184,14 +184,15 @@ def check_config(
     try:
         return model.model_validate(text.content, context={"folder": text.folder})
     except ValidationError as error:
-        raise _all_in_one(_mistakes(model, error, text, expectations or {})) from None
+        raise all_in_one(_mistakes(model, error, text, expectations or {})) from None
     except ConfigError as error:
-        raise _all_in_one(
+        raise all_in_one(
             [ConfigError(text.where(each.path), each.value, each.expected) for each in error.each()]
         ) from None
 
 
-def _all_in_one(mistakes: list[ConfigError]) -> ConfigError:
+def all_in_one(mistakes: list[ConfigError]) -> ConfigError:
+    """The first, which has the others in its `further`; there is one at least."""
     first, *further = mistakes
     return ConfigError(first.path, first.value, first.expected, tuple(further))
 

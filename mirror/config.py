@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,10 +30,12 @@ from millrace.broker.config_file import (
     ConfigText,
     ListenAddress,
     ServerAddress,
+    all_in_one,
     check_config,
     read_config,
 )
 from millrace.broker.errors import ConfigError
+from millrace.broker.expectations import one_of
 from millrace.broker.protocol.address import Address
 from millrace.mirror.batches.coalesce import COALESCE_BELOW, MERGED_SIZE
 from millrace.mirror.config_types import (
@@ -45,6 +48,7 @@ from millrace.mirror.config_types import (
     WorkerName,
 )
 from millrace.mirror.gaps.gaps import GapClass, GapPolicy
+from millrace.mirror.topics.internal_topics import why_never_written
 from millrace.mirror.topics.routes import Naming, TopicSelector
 
 
@@ -239,12 +243,25 @@ class MirrorConfig(Section):
     @model_validator(mode="after")
     def _renamed_sources_exist(self) -> MirrorConfig:
         known = [source.cluster for source in self.sources]
-        for key in self.naming.rename:
-            cluster, slash, _ = key.rpartition("/")
-            if slash and cluster not in known:
-                raise ConfigError(
-                    f"naming.rename.{key}", cluster, f"a cluster of sources: one of {', '.join(known)}"
-                )
+        mistakes = [
+            ConfigError(f"naming.rename.{key}", cluster, f"a source's cluster: {one_of(known, cluster)}")
+            for key in self.naming.rename
+            for cluster, slash, _ in [key.rpartition("/")]
+            if slash and cluster not in known
+        ]
+        if mistakes:
+            raise all_in_one(mistakes)
+        return self
+
+    @model_validator(mode="after")
+    def _renamed_topics_are_their_users(self) -> MirrorConfig:
+        mistakes = [
+            ConfigError(f"naming.rename.{key}", name, f"another name: {reason}")
+            for key, name in self.naming.rename.items()
+            if (reason := why_never_written(name)) is not None
+        ]
+        if mistakes:
+            raise all_in_one(mistakes)
         return self
 
     @model_validator(mode="after")
@@ -306,12 +323,36 @@ class MirrorConfig(Section):
 def load_config(path: Path | str) -> MirrorConfig:
     """Reads and checks mirror.yaml. Raises ConfigError with the field's path, its value and what was
     expected; of several errors the first, with the number of the others."""
-    return _checked(read_config(path, "name, target and sources"))
+    return _checked(_read(path))
+
+
+def load_control(path: Path | str) -> ControlConfig:
+    """The `control` section, for who speaks with a worker: the secrets and certificates of the clusters are
+    the worker's, and need not be here. Raises ConfigError as `load_config` does."""
+    text = _read(path)
+    content = {
+        key: _without_security(value) if key in ("target", "sources") else value
+        for key, value in text.content.items()
+    }
+    return check_config(MirrorConfig, replace(text, content=content)).control
 
 
 def parse_config(settings: Mapping[str, Any], *, where: str = "mirror.yaml") -> MirrorConfig:
     """Checks settings that are already a mapping. Raises ConfigError as `load_config` does."""
     return _checked(ConfigText(where, dict(settings)))
+
+
+def _read(path: Path | str) -> ConfigText:
+    return read_config(path, "name, target and sources")
+
+
+def _without_security(section: object) -> object:
+    """A cluster's section, or a list of them."""
+    if isinstance(section, list):
+        return [_without_security(each) for each in section]
+    if isinstance(section, dict):
+        return {key: value for key, value in section.items() if key != "security"}
+    return section
 
 
 def _checked(text: ConfigText) -> MirrorConfig:

@@ -52,8 +52,9 @@ def _topic_name(value: str) -> str:
 def _pattern(value: str) -> str:
     try:
         re.compile(value)
-    except re.error as error:
-        raise ValueError(f"a regular expression ({error})") from None
+    except (re.error, OverflowError, RecursionError) as error:
+        hint = "; whatever a name begins with is .*" if value.startswith("*") else ""
+        raise ValueError(f"a regular expression ({error}{hint})") from None
     return value
 
 

@@ -118,9 +118,9 @@ def find_worker(config: Path | None, url: str | None, token_file: Path | None = 
     if url is not None:
         return WorkerPort(_checked_url(url), _token(token_file))
     config = config_file(config, " or --url http://host:port")
-    from millrace.mirror.config import load_config
+    from millrace.mirror.config import load_control
 
-    control = load_config(config).control
+    control = load_control(config)
     token = _token(token_file)
     if token is None and control.token is not None:
         token = control.token.read()

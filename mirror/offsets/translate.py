@@ -533,7 +533,7 @@ def run(config: Path, question: Question) -> Reply | int:
     try:
         return asyncio.run(answer(load_config(config), question))
     except FatalError as error:
-        sys.stderr.write(f"millrace mirror translate: {error}\n")
+        sys.stderr.writelines(f"millrace mirror translate: {line}\n" for line in error.lines())
         return error.exit_status
     except CLUSTER_FAILURES as error:
         sys.stderr.write(f"millrace mirror translate: {error}\n")

@@ -1,7 +1,8 @@
 """Topics that are never carried, whatever a source's patterns say, and why. Pure.
 
 Used by `routes.TopicSelector`; told by `check` and by the status, because a user's own topic may bear such a
-name (`payments.heartbeats`), and nothing may be left out in silence.
+name (`payments.heartbeats`), and nothing may be left out in silence. Nor is anything renamed to what a
+cluster, a mirror or the audit keeps for itself: `config` asks `why_never_written`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from millrace.broker.protocol.system_topics import AUDIT_TOPIC
 from millrace.broker.wording import some
 from millrace.mirror.topics.own_topics import OWN_TOPICS
 
@@ -57,6 +59,14 @@ class LeftOut:
 def why_internal(topic: str) -> str | None:
     """None: by its name it is a topic like any other."""
     return next((reason for pattern, reason in INTERNAL_TOPICS if pattern.fullmatch(topic)), None)
+
+
+def why_never_written(topic: str) -> str | None:
+    """Why no record of a source may come into a topic of this name: it is kept by a cluster, a mirror or the
+    audit, which would read the record as one of their own."""
+    if topic == AUDIT_TOPIC:
+        return "the audit's events are in it"
+    return next((reason for pattern, reason in INTERNAL_TOPICS[:2] if pattern.fullmatch(topic)), None)
 
 
 def left_out_sentences(left_out: Iterable[LeftOut]) -> list[str]:

@@ -4,11 +4,12 @@ from datetime import date
 from pathlib import Path
 
 import pytest
+import yaml
 
 from millrace.broker.errors import ConfigError
 from millrace.broker.protocol.address import Address
 from millrace.mirror.batches.coalesce import COALESCE_BELOW, MERGED_SIZE
-from millrace.mirror.config import load_config, parse_config
+from millrace.mirror.config import load_config, load_control, parse_config
 from millrace.mirror.gaps.gaps import GapClass, GapPolicy
 
 
@@ -145,6 +146,14 @@ def test_start_takes_ends_and_times(written: object, expected: object) -> None:
         ({"naming": "{cluster}"}, "naming", "{cluster}", "identity"),
         ({"naming": "{nonsense}.{topic}"}, "naming", "{nonsense}.{topic}", "identity"),
         ({"naming": {"rename": {"a": "b c"}}}, "naming.rename.a", "b c", "a topic's name"),
+        *(
+            ({"naming": {"rename": {"a": name}}}, "naming.rename.a", name, f"another name: {reason}")
+            for name, reason in (
+                ("__consumer_offsets", "names with two underscores are a cluster's own"),
+                ("millrace.positions.other", "a mirror keeps its own records in topics of such names"),
+                ("millrace.audit", "the audit's events are in it"),
+            )
+        ),
         ({"partition_counts": "narrowest"}, "partition_counts", "narrowest", "widest"),
         ({"sources": [source(partition_offset=-1)]}, "sources[0].partition_offset", -1, "0 or more"),
         ({"gaps": {"expired": "ignore"}}, "gaps.expired", "ignore", "stop or skip"),
@@ -184,13 +193,36 @@ naming:
   rename:
     flights.eu: arrivals
     nyc/flights.eu: departures
+    ewr/flights: mine
+    erw/flights: yours
+    agg/flights: ours
 """
     )
     with pytest.raises(ConfigError) as caught:
         load_config(path)
-    assert str(caught.value) == (
-        "mirror.yaml:8: naming.rename.nyc/flights.eu: got 'nyc', expected a cluster of sources: one of ewr"
-    )
+    assert caught.value.lines() == [
+        "mirror.yaml:8: naming.rename.nyc/flights.eu: got 'nyc', expected a source's cluster: one of ewr",
+        "mirror.yaml:10: naming.rename.erw/flights: got 'erw', expected a source's cluster: one of ewr "
+        "(did you mean ewr?)",
+        "mirror.yaml:11: naming.rename.agg/flights: got 'agg', expected a source's cluster: one of ewr",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("*.tmp", "(nothing to repeat at position 0; whatever a name begins with is .*)"),
+        ("(a)\\2", "(invalid group reference 2 at position 4)"),
+        ("a{99999999999999999999}", "(the repetition number is too large)"),
+        ("(" * 9_000 + ")" * 9_000, "(maximum recursion depth exceeded"),
+    ],
+)
+def test_what_is_wrong_with_a_pattern_is_told(pattern: str, words: str) -> None:
+    for topics in ({"include": [pattern]}, {"include": [".*"], "exclude": [pattern]}):
+        for wrong in (source(topics=topics), source(groups=topics)):
+            with pytest.raises(ConfigError) as caught:
+                parse_config(settings(sources=[wrong]))
+            assert caught.value.expected.startswith(f"a regular expression {words}")
 
 
 def test_pattern_that_does_not_compile_is_named_with_its_line(tmp_path: Path) -> None:
@@ -242,6 +274,37 @@ def test_partition_offsets_and_patterns_reach_the_naming() -> None:
     rule = config.naming_rule
     assert str(rule.target_partition("lhr", "flights", 1)) == "arrivals-9"
     assert str(rule.target_partition("ewr", "flights", 1)) == "all.flights-1"
+
+
+def test_who_speaks_with_a_worker_needs_no_secret_of_a_cluster(tmp_path: Path) -> None:
+    """It may be another user in another shell; the token of the calls is the caller's, too."""
+    path, token = tmp_path / "mirror.yaml", tmp_path / "token"
+    token.write_text("a token\n")
+    sasl = {"mechanism": "PLAIN", "username": "mirror", "password": {"env": "MILLRACE_NOT_SET"}}
+    secured = {
+        "protocol": "SASL_SSL",
+        "ssl": {"ca": "gone.pem"},
+        "sasl": sasl,
+    }
+    whole = settings(
+        sources=[source(security=secured)], control={"listen": "127.0.0.1:7", "token": {"file": "token"}}
+    )
+    whole["target"] = {"cluster": "agg", "bootstrap": ["127.0.0.1:9392"], "security": secured}
+    path.write_text(yaml.safe_dump(whole))
+    with pytest.raises(ConfigError, match=r"gone\.pem.*No such file.*\(and 3 more\)"):
+        load_config(path)
+    control = load_control(path)
+    assert control.listen == Address("127.0.0.1", 7)
+    assert control.token is not None and control.token.read() == "a token"
+    # Every other mistake is told with its line, as ever.
+    for key, value in (("target", "agg"), ("sources", "ewr"), ("sources", ["ewr"]), ("name", "a b")):
+        path.write_text(yaml.safe_dump({**whole, key: value}))
+        with pytest.raises(ConfigError, match=rf"^mirror\.yaml:\d+: {key}"):
+            load_control(path)
+    token.unlink()
+    path.write_text(yaml.safe_dump(whole))
+    with pytest.raises(ConfigError, match=r"control\.token.*No such file"):
+        load_control(path)
 
 
 def test_missing_key_is_named() -> None:
