@@ -8,11 +8,11 @@ at any client's first question).
 
 Looked at: every cluster answers; every source selects at least one topic that can be carried, and tells a
 topic from another of its name; no two topics of a source meet in one target topic; every rename names a
-selected topic; sources that share a topic
-share its partitions; the target has or gets the partitions; no route leads back to a cluster that its records
-come from, also by way of other mirrors; the target's limits and settings; permissions on both ends;
-transactions, when they are asked for; and what round trip and buffers allow. A cluster that does not answer,
-or not to one question, hides no finding about the others.
+selected topic; sources that share a topic share its partitions; the target has or gets the partitions; no
+route leads back to a cluster that its records come from, also by way of other mirrors; limits and settings of
+the target's topics, of those, too, that the mirror will make; permissions on both ends; transactions, when
+they are asked for; and what round trip and buffers allow. A cluster that does not answer, or not to one
+question, hides no finding about the others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 
 import structlog
 
-from millrace.broker.client.admin import describe_broker_configs, describe_topics_configs
+from millrace.broker.client.admin import ConfigValue, describe_broker_configs, describe_topics_configs
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.metadata import ClusterMetadata
 from millrace.broker.errors import (
@@ -66,6 +66,12 @@ __all__ = ["Finding", "Severity", "check", "refuse_wrong_start", "run"]
 TIMEOUT_MS = 5_000
 ROUND_TRIP_SAMPLES = 5
 SEND_BUFFER = "socket.send.buffer.bytes"
+# A broker's setting -> the topic's that it is the default of.
+TOPIC_DEFAULTS = {
+    "message.max.bytes": "max.message.bytes",
+    "compression.type": "compression.type",
+    "log.message.timestamp.type": "message.timestamp.type",
+}
 TCP_BUFFER_LIMITS = Path("/proc/sys/net/ipv4/tcp_rmem")
 
 
@@ -312,23 +318,47 @@ async def _loops(config: MirrorConfig, picture: _Picture) -> list[Finding]:
 
 
 async def _settings(config: MirrorConfig, picture: _Picture) -> list[Finding]:
-    findings: list[Finding] = []
+    """Of topics that are there, and of those that the mirror will make, as far as the target tells what it
+    gives to a topic that sets nothing."""
     target = picture.clusters[config.target.cluster]
     existing = picture.views[config.target.cluster].topics
-    shared = [each for each in picture.selected if each.target in existing]
-    if not shared:
-        return findings  # topics are created with the source's limits
-    there = await describe_topics_configs(target, sorted({each.target for each in shared}))
+    here: dict[Selected, dict[str, ConfigValue]] = {}
     for source in config.sources:
-        mine = [each for each in shared if each.source == source.cluster]
+        mine = picture.of(source.cluster)
         if not mine:
             continue
-        here = await describe_topics_configs(picture.clusters[source.cluster], [each.topic for each in mine])
+        told = await describe_topics_configs(picture.clusters[source.cluster], [each.topic for each in mine])
         for each in mine:
-            ours, theirs = here.get(each.topic), there.get(each.target)
-            if isinstance(ours, dict) and isinstance(theirs, dict):
-                findings += rules.settings(config, each, ours, theirs)
-    return findings
+            found = told.get(each.topic)
+            if isinstance(found, dict):
+                here[each] = found
+    there = await describe_topics_configs(target, sorted({each.target for each in here} & existing.keys()))
+    defaults = await _topic_defaults(target, picture.views[config.target.cluster])
+    first: dict[str, Selected] = {}
+    findings: list[Finding] = []
+    for each, ours in here.items():
+        decides = here[first.setdefault(each.target, each)]
+        theirs = there.get(each.target)
+        if each.target in existing and not isinstance(theirs, dict):
+            continue
+        present = theirs if isinstance(theirs, dict) else None
+        expected = rules.settings_in_step(config, each.target, decides, present, defaults)
+        findings += rules.settings(config, each, ours, expected)
+    return rules.together(findings)
+
+
+async def _topic_defaults(cluster: Cluster, view: ClusterMetadata) -> dict[str, ConfigValue]:
+    """What a cluster gives to a topic that sets nothing; empty where it does not tell."""
+    try:
+        found = await describe_broker_configs(cluster, min(view.brokers), list(TOPIC_DEFAULTS))
+    except KafkaError as error:
+        log.debug("the target does not tell its defaults", target=cluster.name, error=str(error))
+        return {}
+    return {
+        TOPIC_DEFAULTS[name]: ConfigValue(value, is_set=False)
+        for name, value in found.items()
+        if name in TOPIC_DEFAULTS and value is not None
+    }
 
 
 # --- permissions, links --------------------------------------------------------------------------

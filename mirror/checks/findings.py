@@ -13,13 +13,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from millrace.broker.client.admin import ConfigValue
-from millrace.broker.wording import count_of
+from millrace.broker.wording import count_of, some
 from millrace.mirror.config import MirrorConfig
+from millrace.mirror.gaps.gaps import GapClass, GapPolicy
 from millrace.mirror.topics.internal_topics import LeftOut, left_out_sentences
 from millrace.mirror.topics.name_clashes import clash_sentence
 from millrace.mirror.topics.routes import Feed, uneven_feeds
 from millrace.mirror.topics.second_names import second_name_sentence
-from millrace.mirror.topics.topic_configs import carried
+from millrace.mirror.topics.topic_configs import (
+    differences,
+    follows_its_source,
+    settings_to_begin_with,
+)
 
 MEGABYTE = 1_000_000
 
@@ -192,30 +197,73 @@ def widths(
     return findings
 
 
+def settings_in_step(
+    config: MirrorConfig,
+    target_topic: str,
+    source: Mapping[str, ConfigValue],
+    there: Mapping[str, ConfigValue] | None,
+    defaults: Mapping[str, ConfigValue],
+) -> Mapping[str, ConfigValue]:
+    """What a target topic has once the mirror has made it or brought it in step. `source`: of the topic that
+    decides; `there`: what it has now, None where it is not made yet; `defaults`: what the target gives to a
+    topic that sets nothing, as far as that is known."""
+    exclude = config.config_sync.exclude
+    changes: Mapping[str, str | None] = {}
+    if there is None:
+        changes = settings_to_begin_with(target_topic, source, exclude)
+    elif config.config_sync.enabled and follows_its_source(target_topic):
+        changes = differences(source, there, exclude)
+    settings = dict(defaults if there is None else there)
+    for key, value in changes.items():
+        if value is not None:
+            settings[key] = ConfigValue(value, is_set=True)
+        elif key in defaults:
+            settings[key] = defaults[key]
+    return settings
+
+
 def settings(
     config: MirrorConfig,
     each: Selected,
     source: Mapping[str, ConfigValue],
     target: Mapping[str, ConfigValue],
 ) -> Iterable[Finding]:
-    """Settings of a target topic that change what a mirrored batch becomes there."""
+    """Settings of a target topic that change what a mirrored batch becomes there. `target`: as they will be
+    (`settings_in_step`)."""
     where = f"{config.target.cluster}/{each.target}"
     place = config.place(config.source_path(each.source, "topics.include"))
     limit, largest = _largest_batch(target), _largest_batch(source)
-    # A limit that the source's topic sets will be the target's; a broker's default is not carried.
-    will_follow = config.config_sync.enabled and "max.message.bytes" in carried(
-        source, config.config_sync.exclude
-    )
-    if limit is not None and largest is not None and limit < largest and not will_follow:
-        message = f"max.message.bytes {limit} is below the source's {largest}: larger batches are split"
+    if limit is not None and largest is not None and limit < largest:
+        is_skipped = config.gaps.policy(GapClass.TOO_LARGE) is GapPolicy.SKIP
+        message = (
+            f"max.message.bytes {limit} is below the source's {largest}: larger batches are split, and a "
+            f"record that is too large alone {'is left out' if is_skipped else 'stops its partition'} "
+            "(gaps.too_large); raise it at the target"
+        )
         yield Finding(Severity.WARNING, where, message, place)
     codec = _value(target, "compression.type", "producer")
     if codec != "producer":
-        message = f"compression.type {codec} makes the target compress every batch again; producer does not"
+        message = (
+            f"compression.type {codec} makes the target compress every batch again; with producer it keeps "
+            "them as they are"
+        )
         yield Finding(Severity.WARNING, where, message, place)
     if _value(target, "message.timestamp.type", "CreateTime") == "LogAppendTime":
-        message = "message.timestamp.type LogAppendTime: the target replaces every record's timestamp"
+        message = (
+            "message.timestamp.type LogAppendTime: the target replaces every record's timestamp; with "
+            "CreateTime it keeps them"
+        )
         yield Finding(Severity.WARNING, where, message, place)
+
+
+def together(findings: Iterable[Finding]) -> list[Finding]:
+    """What is the same of several topics is one line: a target's defaults are those of all that it has."""
+    of: dict[tuple[Severity, str, str], list[str]] = {}
+    for each in findings:
+        of.setdefault((each.severity, each.message, each.place), []).append(each.where)
+    return [
+        Finding(severity, some(where), message, place) for (severity, message, place), where in of.items()
+    ]
 
 
 def _value(configs: Mapping[str, ConfigValue], key: str, default: str) -> str:
@@ -273,18 +321,16 @@ def too_few_brokers(config: MirrorConfig, setting: str, factor: int, brokers: in
     return no_transactions(
         config,
         f"{setting}={factor}, and it has {count_of(brokers, 'broker')}, so it cannot make the topic that "
-        f"transactions are kept in; add brokers or lower {setting}",
+        "transactions are kept in",
+        cure=f"add brokers or lower {setting}",
     )
 
 
-def no_transactions(config: MirrorConfig, reason: str) -> Finding:
-    return Finding(
-        Severity.ERROR,
-        config.target.cluster,
-        f"it lacks transactions: {reason}; or choose `delivery: at_least_once`, which repeats records after "
-        "a failure",
-        config.place("delivery"),
-    )
+def no_transactions(config: MirrorConfig, reason: str, *, cure: str = "") -> Finding:
+    """`cure`: what would give it some."""
+    choice = "choose `delivery: at_least_once`, which repeats records after a failure"
+    message = f"it lacks transactions: {reason}; {f'{cure}; or {choice}' if cure else choice}"
+    return Finding(Severity.ERROR, config.target.cluster, message, config.place("delivery"))
 
 
 def sorted_findings(findings: Sequence[Finding]) -> list[Finding]:

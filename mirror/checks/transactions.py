@@ -161,7 +161,7 @@ async def _state_log(config: MirrorConfig, cluster: Cluster, view: ClusterMetada
         factor, least = wanted.get(STATE_REPLICAS), wanted.get(STATE_MIN_IN_SYNC)
         if factor is None or least is None or least <= factor:
             return []
-        finding = no_transactions(config, _too_few_in_sync(STATE_MIN_IN_SYNC, least, factor))
+        finding = _too_few_in_sync(config, STATE_MIN_IN_SYNC, least, factor)
         return [Finding(Severity.WARNING, finding.where, finding.message, finding.place)]
     replicas = min(len(each.replicas) for each in topic.partitions.values())
     described = (await describe_topics_configs(cluster, [TRANSACTIONS_TOPIC], [MIN_IN_SYNC])).get(
@@ -169,18 +169,16 @@ async def _state_log(config: MirrorConfig, cluster: Cluster, view: ClusterMetada
     )
     least = _number(described.get(MIN_IN_SYNC)) if isinstance(described, dict) else None
     if least is not None and least > replicas:
-        return [
-            no_transactions(
-                config, _too_few_in_sync(f"{MIN_IN_SYNC} of {TRANSACTIONS_TOPIC}", least, replicas)
-            )
-        ]
+        return [_too_few_in_sync(config, f"{MIN_IN_SYNC} of {TRANSACTIONS_TOPIC}", least, replicas)]
     return []
 
 
-def _too_few_in_sync(setting: str, least: int, replicas: int) -> str:
-    return (
+def _too_few_in_sync(config: MirrorConfig, setting: str, least: int, replicas: int) -> Finding:
+    return no_transactions(
+        config,
         f"{setting} is {least}, and the topic that transactions are kept in has "
-        f"{count_of(replicas, 'replica')}, so it takes no record; give it more replicas or lower the setting"
+        f"{count_of(replicas, 'replica')}, so it takes no record",
+        cure="give it more replicas or lower the setting",
     )
 
 

@@ -157,15 +157,18 @@ def uneven_feeds(target_topic: str, feeds: Iterable[Feed]) -> str | None:
         return None
     width = max(feed.target_partitions.stop for feed in by_name)
     shares = ", ".join(
-        f"{feed.source} to {feed.target_partitions[0]}-{feed.target_partitions[-1]}"
-        for feed in by_name
-        if feed.partitions
+        f"{feed.source} to {_numbers(feed.target_partitions)}" for feed in by_name if feed.partitions
     )
     return (
         f"{target_topic} gets {width} partitions, and its sources write different ones ({shares}), so one "
         "key lies in another partition for each source. Choose: `partition_counts: widest` when that is "
         "wanted, or a `partition_offset` for a source so that they share none"
     )
+
+
+def _numbers(partitions: range) -> str:
+    """`0-3`, or `0` where there is one."""
+    return f"{partitions[0]}" if len(partitions) == 1 else f"{partitions[0]}-{partitions[-1]}"
 
 
 @dataclass(frozen=True, slots=True, order=True)

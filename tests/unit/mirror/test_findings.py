@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,10 @@ from millrace.mirror.checks.findings import (
     name_clashes,
     no_transactions,
     settings,
+    settings_in_step,
     shared_partitions,
     sorted_findings,
+    together,
     too_few_brokers,
     widths,
 )
@@ -63,6 +66,7 @@ def own(value: str) -> ConfigValue:
     return ConfigValue(value, is_set=True)
 
 
+LIMIT = "max.message.bytes"
 EWR = Selected("ewr", "flights", 4, "flights")
 LHR = Selected("lhr", "flights", 2, "flights")
 
@@ -197,16 +201,56 @@ def test_target_that_compresses_again_or_stamps_is_named(config: MirrorConfig) -
 
 
 def test_smaller_limit_is_named_unless_it_will_follow_the_source(tmp_path: Path) -> None:
-    there = {"max.message.bytes": own("1000")}
-    assert list(settings(configured(tmp_path), EWR, {"max.message.bytes": own("2000")}, there)) == []
-    # Not what the source's topic sets but what its broker does: that is not carried.
-    of_broker = {"max.message.bytes": ConfigValue("2000", is_set=False)}
-    (finding,) = settings(configured(tmp_path), EWR, of_broker, there)
-    assert "1000 is below the source's 2000" in finding.message
-    excluded = configured(tmp_path, "config_sync: {exclude: [max.message.bytes]}\n")
-    assert len(list(settings(excluded, EWR, {"max.message.bytes": own("2000")}, there))) == 1
-    never = configured(tmp_path, "config_sync: {enabled: false}\n")
-    assert len(list(settings(never, EWR, {"max.message.bytes": own("2000")}, there))) == 1
+    def told(
+        more: str,
+        source: Mapping[str, ConfigValue],
+        there: Mapping[str, ConfigValue] | None,
+        default: str | None = "1500",
+    ) -> list[str]:
+        config = configured(tmp_path, more)
+        defaults = {} if default is None else {LIMIT: ConfigValue(default, is_set=False)}
+        expected = settings_in_step(config, EWR.target, source, there, defaults)
+        return [each.message.partition(":")[0] for each in settings(config, EWR, source, expected)]
+
+    set_here, by_default = {LIMIT: own("2000")}, {LIMIT: ConfigValue("2000", is_set=False)}
+    set_there = {LIMIT: own("1000")}
+    kept, lowered = (f"{LIMIT} {size} is below the source's 2000" for size in (1000, 1500))
+    assert told("", set_here, set_there) == []
+    # What the source's topic does not set, the target's does not keep: it has its own broker's default then.
+    assert told("", by_default, set_there) == [lowered]
+    assert told("", by_default, set_there, default="2000") == []
+    assert told("", by_default, set_there, default=None) == [kept], "which is not known"
+    for never in ("config_sync: {exclude: [max.message.bytes]}\n", "config_sync: off\n"):
+        assert told(never, set_here, set_there) == told(never, by_default, set_there) == [kept]
+    # A topic that the mirror has yet to make.
+    assert told("", by_default, None) == told("config_sync: off\n", by_default, None) == [lowered]
+    assert told("", set_here, None) == told("config_sync: off\n", set_here, None) == []
+    assert told("config_sync: {exclude: [max.message.bytes]}\n", set_here, None) == [lowered]
+    assert told("", by_default, None, default=None) == []
+
+
+def test_smaller_limit_says_what_becomes_of_records_by_the_policy(tmp_path: Path) -> None:
+    limits = {LIMIT: own("2000")}, {LIMIT: own("1000")}
+    for more, words in (
+        ("", "a record that is too large alone stops its partition (gaps.too_large)"),
+        ("gaps: {too_large: skip}\n", "a record that is too large alone is left out (gaps.too_large)"),
+    ):
+        (finding,) = settings(configured(tmp_path, more), EWR, *limits)
+        assert finding.message == (
+            f"{LIMIT} 1000 is below the source's 2000: larger batches are split, and {words}; raise it at "
+            "the target"
+        )
+
+
+def test_what_several_topics_have_in_common_is_told_once(config: MirrorConfig) -> None:
+    names = ["flights", *"abcdef"]
+    there = {"compression.type": ConfigValue("zstd", is_set=False)}
+    each = [found for name in names for found in settings(config, Selected("ewr", name, 1, name), {}, there)]
+    of_other = list(settings(config, LHR, {}, there))
+    one, other = together([*each, *of_other])
+    assert one.where == "agg/flights, agg/a, agg/b, agg/c, agg/d and 2 more"
+    assert (one.message, one.severity, one.place) == (each[0].message, Severity.WARNING, each[0].place)
+    assert [other] == of_other, "another line of the config"
 
 
 def test_link_that_cannot_carry_what_is_wanted_says_what_bounds_it(config: MirrorConfig) -> None:
@@ -223,11 +267,14 @@ def test_link_that_cannot_carry_what_is_wanted_says_what_bounds_it(config: Mirro
 
 
 def test_missing_transactions_offer_the_other_delivery(config: MirrorConfig) -> None:
-    finding = too_few_brokers(config, "transaction.state.log.replication.factor", 3, 1)
+    setting = "transaction.state.log.replication.factor"
+    finding = too_few_brokers(config, setting, 3, 1)
     assert finding.severity is Severity.ERROR
     assert finding.place == "mirror.yaml:3: delivery"
-    assert "transaction.state.log.replication.factor=3, and it has 1 broker, " in finding.message
-    assert "`delivery: at_least_once`" in no_transactions(config, "reason").message
+    assert f"{setting}=3, and it has 1 broker, " in finding.message
+    choice = "choose `delivery: at_least_once`, which repeats records after a failure"
+    assert finding.message.endswith(f"; add brokers or lower {setting}; or {choice}")
+    assert no_transactions(config, "a reason").message == f"it lacks transactions: a reason; {choice}"
 
 
 def test_errors_come_first() -> None:

@@ -149,6 +149,11 @@ def test_sources_that_share_all_or_no_partitions_need_no_rule(feeds: list[Feed])
     assert uneven_feeds("flights", feeds) is None
 
 
+def test_one_partition_is_no_range() -> None:
+    sentence = uneven_feeds("flights", [Feed("ewr", "flights", 4), Feed("lhr", "flights", 1, 2)])
+    assert sentence is not None and "(ewr to 0-3, lhr to 2)" in sentence
+
+
 def test_source_that_grew_into_the_others_partitions_is_seen() -> None:
     sentence = uneven_feeds("flights", [Feed("ewr", "flights", 9), Feed("lhr", "flights", 8, 8)])
     assert sentence is not None
