@@ -78,6 +78,7 @@ class Gap:
 
     `has_open_end`: the log is gone, and nobody knows how far it went beyond `to_offset`. What was in the same
     topic behind that was not carried either; another topic of the name says nothing, and has those offsets.
+    `at_ms`: when the mirror told it.
     """
 
     place: ClusterPartition
@@ -87,6 +88,7 @@ class Gap:
     topic_id: str = ""
     known_ids: Collection[str] | None = None
     has_open_end: bool = False
+    at_ms: int = 0
 
     def touches(self, cell: Cell) -> bool:
         if self.place != cell.place or self.from_offset > cell.last_offset:

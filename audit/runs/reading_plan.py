@@ -34,11 +34,8 @@ def plan_ranges(
     Both are cut at the bounds of the gaps that mirrors told, and at the position of each of several mirrors.
     """
     bounds: dict[ClusterPartition, list[int]] = {}
-    ids_told: dict[ClusterPartition, set[str]] = {}
     for gap in known_gaps(captured, config):
         bounds.setdefault(gap.place, []).extend((gap.from_offset, gap.to_offset))
-        if gap.topic_id:
-            ids_told.setdefault(gap.place, set()).add(gap.topic_id)
     for carried in passages(captured).values():
         for place, passage in carried.items():
             bounds.setdefault(place, []).append(passage.next_offset)
@@ -61,16 +58,16 @@ def plan_ranges(
     if (aggregates := config.aggregates()) and all(each.mirror == "millrace" for each in aggregates.values()):
         # Its mirror will tell positions: what is kept before it does would lie across gaps for good.
         mirrored |= config.sources().keys()
-    for each in captured.positions:
-        if each.topic_id:
-            ids_told.setdefault((each.source, each.topic, each.partition), set()).add(each.topic_id)
+    topics_told = _topics_told(captured, config)
     ranges: list[OffsetRange] = []
     for pin in captured.pins:
         first = resumed[pin.key]
         place = (pin.cluster, pin.topic, pin.partition)
-        if pin.key not in before.offsets and pin.topic_id and ids_told.get(place, set()) - {pin.topic_id}:
-            # A mirror knew another topic of this name, by its position or a gap, and the audit never saw it.
-            unread.append(note_of(pin, 0, 0, "recreated", captured.vanished_ms))
+        if pin.key not in before.offsets and pin.topic_id:
+            # A mirror knew another topic of this name, and the audit never saw it.
+            others = [at for topic_id, at in topics_told.get(place, {}).items() if topic_id != pin.topic_id]
+            if others:
+                unread.append(note_of(pin, 0, 0, "recreated", max(others)))
         whole = OffsetRange(
             cluster=pin.cluster,
             tier=pin.cluster,
@@ -104,7 +101,25 @@ def plan_backfill(
     _, now = plan_ranges(captured, config, before)
     gone = [note for note in (*before.unread, *now) if note.cause in ("recreated", "truncated")]
     ranges, unread = plan_ranges(captured, config, Commit(unread=gone))
-    return ranges, [*gone, *unread]
+    # Without the state every topic looks as if seen for the first time; which ones are, is said above.
+    return ranges, [*gone, *(note for note in unread if note.cause != "recreated")]
+
+
+def _topics_told(captured: Capture, config: AuditConfig) -> dict[ClusterPartition, dict[str, int]]:
+    """The topics that mirrors knew at each place, by their ids, and a time by which each was gone if it is
+    not the one that is there: now, for the one that a position is in; when the mirror saw the next one, where
+    it told a gap. Other gaps do not say when."""
+    told: dict[ClusterPartition, dict[str, int]] = {}
+    for gap in known_gaps(captured, config):
+        if gap.topic_id and gap.cause == "recreated":
+            at_ms = min(gap.at_ms, captured.vanished_ms)
+            of_place = told.setdefault(gap.place, {})
+            of_place[gap.topic_id] = max(at_ms, of_place.get(gap.topic_id, at_ms))
+    for each in captured.positions:
+        if each.topic_id:
+            of_place = told.setdefault((each.source, each.topic, each.partition), {})
+            of_place[each.topic_id] = captured.vanished_ms
+    return told
 
 
 def known_gaps(captured: Capture, config: AuditConfig, aggregate: str | None = None) -> list[Gap]:
@@ -140,6 +155,7 @@ def known_gaps(captured: Capture, config: AuditConfig, aggregate: str | None = N
                     gap.topic_id,
                     known,
                     gap.has_open_end,
+                    gap.at_ms,
                 )
             )
     return gaps

@@ -4,6 +4,7 @@ proof, and nothing for a loss."""
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +15,7 @@ from millrace.audit.config import parse_config
 from millrace.audit.contract.events import (
     CLOSED,
     HEARTBEAT,
+    OPENED,
     CountEvent,
     EventLedger,
     GapEvent,
@@ -34,7 +36,7 @@ from millrace.audit.runs.capture import Capture, MirrorPosition
 from millrace.audit.runs.event_reading import EventsRead
 from millrace.audit.runs.fact_rows import facts_table
 from millrace.audit.runs.partition_pins import PartitionPin
-from millrace.audit.runs.reading_plan import passages, plan_ranges
+from millrace.audit.runs.reading_plan import passages, plan_backfill, plan_ranges
 from millrace.audit.runs.reconciling import streams_of
 from millrace.audit.runs.run import Run
 from millrace.audit.runs.state_checks import check_clusters, check_names, check_window
@@ -158,6 +160,22 @@ def test_nor_is_what_it_held_a_loss_once_the_mirror_has_gone_on_in_the_new_one()
     assert (row.verdict, row.missing, row.unknown) == (Verdict.UNKNOWN, {}, ((1, 2),))
     known = Commit(offsets={"ewr/flights/0": ReadPosition(0, "new")})
     assert run_of(captured, before=known).unread == [], "it has looked since"
+    assert plan_backfill(captured, config(), known)[1] == [], "and so it has for who counts anew"
+    assert [note.cause for note in plan_backfill(captured, config(), Commit())[1]] == ["recreated"]
+
+
+@pytest.mark.parametrize(
+    ("seen_ms", "cause", "unknown"),
+    [(-600_001, "recreated", ()), (-599_999, "recreated", ((1, 2),)), (-599_999, "expired", ())],
+)
+def test_what_came_when_the_old_topic_was_long_gone_is_lost_all_the_same(seen_ms, cause, unknown):
+    """The gap tells when the mirror saw the new topic; clocks may differ by the grace (ten minutes here)."""
+    gap = GapEvent("m", "ewr", "flights", 0, 5, 5, cause, seen_ms, "old", has_open_end=True)
+    captured = captured_of(positions=[position(0, "new")], gaps=[gap])
+    _, closed = events([1, 2])
+    captured.ledger.learn(replace(closed, state=OPENED, last_assigned=0, last_settled=0))
+    (row,) = verdicts(captured, [], config(grace="10m"))
+    assert (row.unknown, row.missing) == (unknown, {} if unknown else {("produced", "ewr"): ((1, 2),)})
 
 
 class FakeCluster:
