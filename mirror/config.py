@@ -258,7 +258,8 @@ class MirrorConfig(Section):
         mistakes = [
             ConfigError(f"naming.rename.{key}", name, f"another name: {reason}")
             for key, name in self.naming.rename.items()
-            if (reason := why_never_written(name)) is not None
+            # A topic that keeps its name is no other one's records.
+            if name != key.rpartition("/")[2] and (reason := why_never_written(name)) is not None
         ]
         if mistakes:
             raise all_in_one(mistakes)
@@ -328,11 +329,12 @@ def load_config(path: Path | str) -> MirrorConfig:
 
 def load_control(path: Path | str) -> ControlConfig:
     """The `control` section, for who speaks with a worker: the secrets and certificates of the clusters are
-    the worker's, and need not be here. Raises ConfigError as `load_config` does."""
+    the worker's, and so is its name in the group; they need not be here. Raises ConfigError as `load_config` does."""
     text = _read(path)
     content = {
         key: _without_security(value) if key in ("target", "sources") else value
         for key, value in text.content.items()
+        if key != "group"
     }
     return check_config(MirrorConfig, replace(text, content=content)).control
 

@@ -175,6 +175,10 @@ class GroupMember:
         self._trouble = ""
         self._step: _Step | None = None  # None: a share is held, or nothing was begun
         self._step_began_at = 0.0
+        self._turned_at, self._was_frozen = (
+            math.inf,
+            False,
+        )  # when a join last had a turn; or not for a session
         # A try has ended in which the others wait for this member, as far as is known here.
         self._left_waiting = False
         # A join under the instance id went out: its seat, or one of before, may be there under an unknown id.
@@ -215,7 +219,9 @@ class GroupMember:
     def holds_seat(self) -> bool:
         """Whether the coordinator still keeps this member's seat, as far as the clock tells: also who was
         frozen for longer than that hears it here, before any task has had its turn."""
-        return self.generation >= 0 and asyncio.get_running_loop().time() < self._seat_ends_at()
+        now, session_s = asyncio.get_running_loop().time(), self._session_timeout_ms / 1000
+        was_frozen = self._was_frozen or now - self._turned_at >= session_s
+        return self.generation >= 0 and not was_frozen and now < self._seat_ends_at()
 
     def rejoin(self) -> None:
         """Make the group share out its work anew (the caller's metadata or the work itself changed)."""
@@ -284,7 +290,7 @@ class GroupMember:
         try:
             share = await self._join_again_and_again()
             if share is not None:
-                self._step = None
+                self._step, self._was_frozen = None, False
             return share
         finally:
             telling.cancel()
@@ -410,6 +416,7 @@ class GroupMember:
         is_over = False
         try:
             while not (task.done() or self._closing or is_over):
+                self._turned_at = loop.time()
                 self._wake.clear()
                 left_s = self._seat_ends_at() - loop.time()
                 waiting = loop.create_task(self._wake.wait())
@@ -419,8 +426,10 @@ class GroupMember:
                     await asyncio.wait([task, waiting], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     waiting.cancel()
+                self._was_frozen |= loop.time() - self._turned_at >= self._session_timeout_ms / 1000
                 is_over = loop.time() >= self._seat_ends_at()
         finally:
+            self._turned_at = math.inf
             if not task.done():
                 task.cancel()
                 await asyncio.wait([task])

@@ -351,7 +351,7 @@ async def _topic_defaults(cluster: Cluster, view: ClusterMetadata) -> dict[str, 
     """What a cluster gives to a topic that sets nothing; empty where it does not tell."""
     try:
         found = await describe_broker_configs(cluster, min(view.brokers), list(TOPIC_DEFAULTS))
-    except KafkaError as error:
+    except CLUSTER_FAILURES as error:
         log.debug("the target does not tell its defaults", target=cluster.name, error=str(error))
         return {}
     return {

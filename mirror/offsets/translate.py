@@ -108,6 +108,8 @@ class Translator:
         self._sources = sources
         self._reader = reader
         self._keeps_all = keeps_all
+        # At least once, records are at the target for a while before map and position tell of them.
+        self._is_told_at_once = config.delivery == "exactly_once"
         self._positions = Positions()  # as they were before the map was read
 
     def selects(self, source: str, topic: str) -> bool:
@@ -145,7 +147,10 @@ class Translator:
         if not wanted:
             return []
         targets = {self.target_of(partition) for partition in wanted}
-        ends = await _ends(self._target, targets) if allow_rereads else {}
+        ends: Mapping[TopicPartition, ListedOffset] = {}
+        if allow_rereads:
+            assert not self._keeps_all, "the ends must be older than what was read of the mirror"
+            ends = await _ends(self._target, targets)
         if not self._keeps_all:
             await self.refresh(targets)
         candidates = self._feeds.candidates(targets, self._positions)
@@ -244,20 +249,28 @@ class Translator:
                 return
             if found.answer is Answer.TOO_OLD:
                 began = self._began(feeder)
-                if committed is not None and 0 <= began < found.bound:
+                if found.went_elsewhere:
+                    # Who feeds another one now has left nothing here but what its map tells.
+                    is_left_out = self._feeds.feeds_now(feeder, row.target)
+                else:
+                    is_left_out = 0 <= began < found.bound
+                if committed is not None and is_left_out:
                     row.outcome, row.note = _in_words(found)
                     row.note = f"of {feeder}, {row.note}"
                     return
                 place = map_of.first_target(at)
                 is_unknown = place is None and not map_of.chunks and not self._has_only_begun(feeder)
-                if is_unknown or (committed is not None and began < 0):
+                if is_unknown or (committed is not None and began < 0 and not found.went_elsewhere):
                     row.outcome, row.note = Outcome.NOTHING, ""
                     return
             elif found.answer is Answer.NOT_YET:
                 place = map_of.last_target(at)
-            if place is None or (found.is_end and feeder in shared.read_out):
+            is_read_out = found.is_end and feeder in shared.read_out
+            if is_read_out or (place is None and self._is_told_at_once):
                 # What it brings comes behind what was there before.
                 place = max(place or 0, shared.end)
+            elif place is None:
+                place = shared.start
             elif committed is None:
                 # What the group has never read of a source begins with the first record that is there of it.
                 place = max(place, shared.start)

@@ -43,12 +43,14 @@ class Answer(StrEnum):
 class Translation:
     """`target` is None unless EXACT or SAFE. `bound`: with TOO_OLD the first source offset that
     the map answers for (-1: it answers for none), with NOT_YET the mirror's position. `is_end`: nothing at or
-    after the offset is known to have been carried."""
+    after the offset is known to have been carried. `went_elsewhere`: too old, because records at or after the
+    offset went to another target partition; `bound` is where that ended."""
 
     answer: Answer
     target: int | None = None
     bound: int = -1
     is_end: bool = field(default=False, compare=False)
+    went_elsewhere: bool = field(default=False, compare=False)
 
 
 class Scope(NamedTuple):
@@ -123,7 +125,7 @@ class PartitionMap:
     def _look_up(self, offset: int, position: int, topic_id: UUID, scope: Scope) -> Translation:
         index = self._index(topic_id, scope)
         if offset < index.elsewhere_until:
-            return Translation(Answer.TOO_OLD, bound=index.elsewhere_until)
+            return Translation(Answer.TOO_OLD, bound=index.elsewhere_until, went_elsewhere=True)
         if not index.chunks:
             if offset > position:
                 return Translation(Answer.NOT_YET, bound=position, is_end=True)

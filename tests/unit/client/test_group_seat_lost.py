@@ -65,6 +65,41 @@ def test_member_that_was_frozen_past_its_session_holds_no_seat_before_any_task_h
     asyncio.run(main())
 
 
+def test_member_that_was_frozen_within_a_join_holds_no_seat_until_it_has_a_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who waits for the others keeps its seat for longer; but they may have come, and the session begun, while
+    it stood still."""
+
+    async def main() -> None:
+        coordinator, events = Coordinator(), Events()
+        loop = asyncio.get_running_loop()
+        now = loop.time
+        async with (
+            coordinator.broker as broker,
+            cluster(broker.server.address) as ewr,
+            member(ewr, events, rebalance_timeout_ms=60_000) as one,
+        ):
+            await until(lambda: events.has_share)
+            coordinator.held.add("join")
+            one.rejoin()
+            await until(lambda: coordinator.asked.count("join") == 3)
+            assert one.holds_seat
+            with monkeypatch.context() as patch:
+                patch.setattr(loop, "time", lambda: now() + 6.0)
+                assert not one.holds_seat, "before any task has run"
+                one.rejoin()
+                for _ in range(10):
+                    await asyncio.sleep(0)
+                assert not one.holds_seat, "after the join has had its turn"
+            assert not one.holds_seat
+            coordinator.held.clear()
+            await until(lambda: events.seen.count("assign meta!") == 2)
+            assert one.holds_seat
+
+    asyncio.run(main())
+
+
 def test_coordinator_that_moves_is_looked_up_and_the_seat_is_kept() -> None:
     async def main() -> None:
         coordinator, events = Coordinator(), Events()

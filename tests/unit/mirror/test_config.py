@@ -287,11 +287,13 @@ def test_who_speaks_with_a_worker_needs_no_secret_of_a_cluster(tmp_path: Path) -
         "sasl": sasl,
     }
     whole = settings(
-        sources=[source(security=secured)], control={"listen": "127.0.0.1:7", "token": {"file": "token"}}
+        sources=[source(security=secured)],
+        control={"listen": "127.0.0.1:7", "token": {"file": "token"}},
+        group={"instance_id": {"env": "MILLRACE_NOT_SET"}},
     )
     whole["target"] = {"cluster": "agg", "bootstrap": ["127.0.0.1:9392"], "security": secured}
     path.write_text(yaml.safe_dump(whole))
-    with pytest.raises(ConfigError, match=r"gone\.pem.*No such file.*\(and 3 more\)"):
+    with pytest.raises(ConfigError, match=r"gone\.pem.*No such file.*\(and 4 more\)"):
         load_config(path)
     control = load_control(path)
     assert control.listen == Address("127.0.0.1", 7)
@@ -305,6 +307,12 @@ def test_who_speaks_with_a_worker_needs_no_secret_of_a_cluster(tmp_path: Path) -
     path.write_text(yaml.safe_dump(whole))
     with pytest.raises(ConfigError, match=r"control\.token.*No such file"):
         load_control(path)
+
+
+def test_topic_that_keeps_its_name_may_be_said_to() -> None:
+    """Beside a rule that gives others a prefix it is natural to say so; it changes nothing."""
+    rename = {"millrace.audit": "millrace.audit", "ewr/__internal": "__internal"}
+    parse_config(settings(naming={"rename": rename}))
 
 
 def test_missing_key_is_named() -> None:

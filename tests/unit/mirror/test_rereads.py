@@ -22,16 +22,17 @@ HERE = TargetPartition("flights", 0)
 EWR_ENDS, JFK_ENDS, END = 1_000, 700, 1_700
 
 
-def config() -> MirrorConfig:
+def config(delivery: str = "exactly_once", departures: str = "flights") -> MirrorConfig:
     return parse_config(
         {
             "name": "m",
+            "delivery": delivery,
             "target": {"cluster": "agg", "bootstrap": ["b:1"]},
             "sources": [
                 {"cluster": "ewr", "bootstrap": ["a:1"], "topics": {"include": ["departures"]}},
                 {"cluster": "jfk", "bootstrap": ["c:1"], "topics": {"include": ["arrivals"]}},
             ],
-            "naming": {"rename": {"departures": "flights", "arrivals": "flights"}},
+            "naming": {"rename": {"departures": departures, "arrivals": "flights"}},
         }
     )
 
@@ -40,6 +41,7 @@ class Merged:
     """Of jfk 700 records went to the target partition, and 1,000 of ewr behind them: all that there is."""
 
     def __init__(self) -> None:
+        self.config = config()
         self.on_record = OnRecord()
         self.on_record.position(EWR, EWR_ENDS, HERE)
         self.on_record.carried(EWR, range(EWR_ENDS), HERE, JFK_ENDS)
@@ -48,14 +50,16 @@ class Merged:
         self.clusters = Clusters()
         self.clusters.ends |= {EWR[1:]: EWR_ENDS, JFK[1:]: JFK_ENDS, HERE: END}
 
-    def row(self, *, ewr: int, jfk: int | None = None, allow_rereads: bool = True) -> Row:
-        """Ewr's, for a group that has committed so."""
-        commits = {"ewr": {EWR[1:]: CommittedOffset(ewr)}}
+    def row(self, *, ewr: int | None = None, jfk: int | None = None, allow_rereads: bool = True) -> Row:
+        """The first one, for a group that has committed so."""
+        commits = {}
+        if ewr is not None:
+            commits["ewr"] = {EWR[1:]: CommittedOffset(ewr)}
         if jfk is not None:
             commits["jfk"] = {JFK[1:]: CommittedOffset(jfk)}
         clusters: Any = self.clusters
         reader: Any = self.on_record
-        translator = Translator(config(), clusters, {"ewr": clusters, "jfk": clusters}, reader)
+        translator = Translator(self.config, clusters, {"ewr": clusters, "jfk": clusters}, reader)
         return asyncio.run(translator.rows(commits, allow_rereads=allow_rereads))[0]
 
     def place(self, **committed: int) -> int | None:
@@ -218,3 +222,50 @@ def test_source_that_left_the_config_is_taken_as_the_map_knows_it(merged: Merged
     merged.on_record.position(gone, JFK_ENDS, HERE)
     merged.on_record.carried(gone, range(JFK_ENDS), HERE, 0)
     assert merged.place(ewr=900) == 0
+
+
+def test_at_least_once_what_the_map_does_not_tell_of_yet_may_be_there_all_the_same(merged: Merged) -> None:
+    """Data goes before map and position; exactly once they come with it."""
+    for each in (EWR, JFK):
+        del merged.on_record.maps[each]
+        merged.on_record.position(each, 0, HERE)
+    merged.clusters.begins[HERE] = 40
+    assert merged.place(ewr=500, jfk=100) == END
+    merged.config = config("at_least_once")
+    assert merged.place(ewr=500, jfk=100) == 40
+    merged.on_record.position(EWR, EWR_ENDS, HERE)
+    merged.on_record.carried(EWR, range(EWR_ENDS), HERE, JFK_ENDS)
+    assert merged.place(ewr=EWR_ENDS, jfk=100) == 40
+    merged.on_record.position(JFK, JFK_ENDS, HERE)
+    merged.on_record.carried(JFK, range(JFK_ENDS), HERE, 0)
+    assert merged.place(ewr=EWR_ENDS, jfk=JFK_ENDS) == END, "nothing is on its way"
+
+
+@pytest.mark.parametrize("began", [0, -1])
+def test_what_went_elsewhere_is_in_the_way_of_who_still_comes_here_alone(merged: Merged, began: int) -> None:
+    """A source whose names have changed: what it left here before is begun with, where it goes elsewhere now;
+    where it comes here now, what went elsewhere would be missed."""
+    there = TargetPartition("dep2", 0)
+    merged.on_record.position(EWR, 2_000, HERE, there, began=began)
+    merged.on_record.carried(EWR, range(EWR_ENDS, 2_000), there, 0)
+    merged.clusters.ends[EWR[1:]] = 2_000
+    merged.config = config(departures="dep2")
+    for committed in (900, EWR_ENDS, 1_500, 1_999):
+        assert merged.row(jfk=650).outcome is Outcome.REREADS
+        clusters: Any = merged.clusters
+        reader: Any = merged.on_record
+        translator = Translator(merged.config, clusters, {"ewr": clusters, "jfk": clusters}, reader)
+        commits = {
+            "ewr": {EWR[1:]: CommittedOffset(committed)},
+            "jfk": {JFK[1:]: CommittedOffset(650)},
+        }
+        _, of_jfk = asyncio.run(translator.rows(commits, allow_rereads=True))
+        assert (of_jfk.outcome, of_jfk.target_offset) == (Outcome.REREADS, 650)
+    del merged.on_record.maps[EWR]
+    merged.on_record.carried(EWR, range(500), there, 0)
+    merged.on_record.carried(EWR, range(500, EWR_ENDS), HERE, JFK_ENDS)
+    merged.on_record.position(EWR, EWR_ENDS, there, HERE, began=began)
+    merged.config = config()
+    found = merged.row(ewr=300, jfk=650)
+    assert (found.outcome, found.target_offset) == (Outcome.TOO_OLD, None)
+    assert merged.place(ewr=500, jfk=650) == 650
