@@ -128,13 +128,18 @@ class Pair:
 
 class _Wanted(NamedTuple):
     name: str
-    mortal: bool
+    whose_source: str
+    whose_target: str
 
 
-def in_pairs(*names: str, mortal: bool = False, only: Sequence[str] = PAIRS) -> Callable[[Any], Any]:
+def in_pairs(
+    *names: str, mortal: bool = False, target: str = "", only: Sequence[str] = PAIRS
+) -> Callable[[Any], Any]:
     """Decorator: the test runs in each of these pairs, or in those that MILLRACE_PAIRS says; never in one
-    that is not in `only`. `mortal`: between servers that it may kill."""
-    chosen = [_Wanted(name, mortal) for name in _chosen(names) if name in only]
+    that is not in `only`. `mortal`: between servers that it may kill. `target`: to targets of the module's
+    own, its fixtures `<target>_millrace_target` and `<target>_kafka_target`."""
+    whose = "mortal" if mortal else "pair"
+    chosen = [_Wanted(name, whose, target or whose) for name in _chosen(names) if name in only]
     parameters = [_parameter(each, is_long=number > 0 and not _asked()) for number, each in enumerate(chosen)]
 
     def decorate(test: Any) -> Any:
@@ -166,10 +171,9 @@ def _parameter(wanted: _Wanted, *, is_long: bool) -> Any:
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
     """The pair that `in_pairs` chose."""
     wanted: _Wanted = request.param
-    whose = "mortal" if wanted.mortal else "pair"
     source_kind, target_kind = wanted.name.split("-")
-    source = request.getfixturevalue(f"{whose}_{source_kind}_source")
-    target = request.getfixturevalue(f"{whose}_{target_kind}_target")
+    source = request.getfixturevalue(f"{wanted.whose_source}_{source_kind}_source")
+    target = request.getfixturevalue(f"{wanted.whose_target}_{target_kind}_target")
     made = Pair(wanted.name, source, target, tmp_path)
     try:
         yield made

@@ -1,8 +1,8 @@
 """The way to the target swallows an answer, becomes slow, or ends at a full disk, under a running mirror:
 every record is there once and in order, and nothing is given up.
 
-The target is a server of this module's own, reached through a proxy by everybody: Millrace, and in the long
-suite Apache Kafka. Faults at random are in test_mirror_faults.
+The target is a server of this module's own, reached through a proxy by everybody. Faults at random are in
+test_mirror_faults.
 """
 
 from __future__ import annotations
@@ -21,13 +21,11 @@ import pytest
 from tests.cluster.mirror_faults.links import ProxyLinks
 from tests.cluster.mirror_process import MirrorProcess
 from tests.cluster.transactional import create_topic, read
-from tests.pairs import SETTINGS, SMALL_HEAP, SOURCE_NAME, TARGET_NAME, End, Kind, Pair
+from tests.pairs import SETTINGS, SMALL_HEAP, SOURCE_NAME, TARGET_NAME, End, Kind, Pair, in_pairs
 from tests.peers.kafka import KafkaPeer
 from tests.points.fault import FaultAt, until
 from tests.raw_client import RawClient, batch_of
 from tests.servers import BrokerProcess, ZooKeeper
-
-pytestmark = pytest.mark.java
 
 TARGET, TEST, ANYBODY = "target", "test", ""
 """Nodes of the network. The mirror is anybody: it need not be known before it connects."""
@@ -35,6 +33,8 @@ TARGET, TEST, ANYBODY = "target", "test", ""
 SLOW_BYTES_PER_S = 1_000_000
 PARTITIONS = 8
 ALL = 1_000_000
+
+to_each_target = in_pairs("millrace-millrace", "millrace-kafka", target="proxied")
 
 
 class ProxiedBroker(BrokerProcess):
@@ -86,36 +86,34 @@ class ProxiedKafka(KafkaPeer):
 Target = ProxiedBroker | ProxiedKafka
 
 
-@pytest.fixture(
-    scope="module",
-    params=["millrace", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.long])],
-)
-def target(
-    request: pytest.FixtureRequest, zookeeper: ZooKeeper, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Target]:
+@pytest.fixture(scope="module")
+def proxied_millrace_target(zookeeper: ZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[End]:
     folder = tmp_path_factory.mktemp("linked-target")
-    server: Target
-    if request.param == "kafka":
-        server = ProxiedKafka(folder, settings=SETTINGS, jvm_options=SMALL_HEAP)
-    else:
-        server = ProxiedBroker(zookeeper.chroot(), folder, settings=SETTINGS)
+    yield from proxied("millrace", ProxiedBroker(zookeeper.chroot(), folder, settings=SETTINGS))
+
+
+@pytest.fixture(scope="module")
+def proxied_kafka_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[End]:
+    folder = tmp_path_factory.mktemp("linked-kafka-target")
+    yield from proxied("kafka", ProxiedKafka(folder, settings=SETTINGS, jvm_options=SMALL_HEAP))
+
+
+def proxied(kind: Kind, server: Target) -> Iterator[End]:
     server.links = ProxyLinks()
     server.links.runs(TEST, os.getpid())
     try:
         server.start()
-        yield server
+        yield End(kind, TARGET_NAME, server.reached, server.data, server)
     finally:
         server.kill()
         server.links.close()
 
 
 @pytest.fixture
-def pair(target: Target, pair_millrace_source: End, tmp_path: Path) -> Iterator[Pair]:
-    kind: Kind = "kafka" if isinstance(target, ProxiedKafka) else "millrace"
-    end = End(kind, TARGET_NAME, target.reached, target.data, target)
-    made = Pair(f"millrace-{kind}", pair_millrace_source, end, tmp_path)
-    yield made
-    made.stop_mirrors()
+def target(pair: Pair) -> Target:
+    server = pair.target.server
+    assert isinstance(server, ProxiedBroker | ProxiedKafka)
+    return server
 
 
 def produce(pair: Pair, topic: str, values: list[bytes], partition: int = 0) -> None:
@@ -142,6 +140,7 @@ def only_partition(mirror: MirrorProcess) -> dict[str, Any]:
 
 
 @pytest.mark.safety
+@to_each_target
 def test_commit_whose_answer_the_link_swallows_is_asked_for_again_and_repeats_nothing(
     pair: Pair, target: Target, fault_at: FaultAt
 ) -> None:
@@ -163,6 +162,34 @@ def test_commit_whose_answer_the_link_swallows_is_asked_for_again_and_repeats_no
     assert carried(target, topic) == numbers(0, 60)
 
 
+@pytest.mark.safety
+@to_each_target
+def test_at_least_once_a_batch_whose_answer_the_link_swallows_is_sent_again_and_is_there_once(
+    pair: Pair, target: Target
+) -> None:
+    """The target has appended it, and the ones that went out behind it, and the connection is gone before the
+    mirror can know."""
+    topic = pair.unique("unheard")
+    create_topic(pair.source.server, topic)
+    produce(pair, topic, numbers(0, 30))
+    # Each batch goes out by itself. No session ends meanwhile: that would repeat, and rightly.
+    group = {"session_timeout_ms": 60_000, "rebalance_timeout_ms": 60_000}
+    mirror = pair.mirror([topic], delivery="at_least_once", batches="pass_through", group=group)
+    until(lambda: only_partition(mirror).get("position") == 30, "the first are carried", logs_of=[mirror])
+    target.links.cut(TARGET, ANYBODY, both_ways=False)
+    produce(pair, topic, numbers(30, 50))
+    until(lambda: len(carried(target, topic)) > 30, "the target has appended", logs_of=[mirror])
+    assert only_partition(mirror)["position"] == 30
+    retries = mirror.status()["target"]["retries"]
+    target.links.drop(ANYBODY, TARGET)
+    target.links.heal(TARGET, ANYBODY)
+    produce(pair, topic, numbers(80, 30))
+    until(lambda: only_partition(mirror).get("position") == 110, "they go on", logs_of=[mirror])
+    assert carried(target, topic) == numbers(0, 110)
+    # Otherwise nothing was tried.
+    assert mirror.status()["target"]["retries"] > retries
+
+
 class Hurried(MirrorProcess):
     """It has found the target quick, and gives a transaction a second instead of twelve."""
 
@@ -178,6 +205,7 @@ class Hurried(MirrorProcess):
         return [sys.executable, "-c", program, *words[words.index("mirror") :]]
 
 
+@to_each_target
 def test_target_that_became_slow_gets_smaller_transactions_until_they_are_in_time(
     pair: Pair, target: Target
 ) -> None:
@@ -216,6 +244,7 @@ def test_target_that_became_slow_gets_smaller_transactions_until_they_are_in_tim
 
 
 @pytest.mark.safety
+@to_each_target
 def test_target_whose_disk_is_full_is_waited_for_and_nothing_is_given_up(pair: Pair, target: Target) -> None:
     """The system lets no file grow beyond what the topic's log has by now: for the broker that is no room.
     Apache Kafka ends, when that is its only disk, and is started again."""
