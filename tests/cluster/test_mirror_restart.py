@@ -14,12 +14,11 @@ import pytest
 import yaml
 
 from millrace.broker.client.admin import create_topic
+from tests.cluster.fed_workers import PARTITIONS, Feed, finish, logs, owners, until_shared
 from tests.cluster.mirror_process import MirrorProcess, until
-from tests.cluster.test_mirror_exactly_once import Feed, finish, logs, owners, until_shared
 from tests.pairs import Pair, in_pairs
 from tests.waiting import patience
 
-PARTITIONS = 4
 # No test waits for the end of such a session: what it finds has come before that.
 LONG_SESSION_MS = 300_000
 
