@@ -1,16 +1,19 @@
 """A mirror that dies, or loses its seat, at named points of a transaction: a read-committed reader of the
-target sees every record once and in order, and the position says what is committed."""
+target sees every record once and in order, and the position says what is committed. At least once, the point
+is between the acknowledgement and its position: only what lies behind the last position comes again."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 
 import pytest
 
 from millrace.broker.client.groups import describe_group
 from millrace.broker.client.open_transactions import open_transactions
 from millrace.broker.client.read_to_end import read_topic_to_end
+from millrace.broker.errors import UnknownTopicOrPartition
 from millrace.mirror.topics.own_topics import POSITIONS
 from tests.cluster.transactional import create_topic, read
 from tests.pairs import Pair, in_pairs
@@ -22,6 +25,10 @@ pytestmark = pytest.mark.safety
 COUNT = 30
 ALL = 1_000_000
 SHORT_SESSION = {"session_timeout_ms": 1_500, "rebalance_timeout_ms": 10_000}
+# No session ends meanwhile: that, too, would repeat records, or write a position once more.
+AT_EASE = {"session_timeout_ms": 60_000, "rebalance_timeout_ms": 10_000}
+BY_NAME = AT_EASE | {"instance_id": "one"}
+ACKNOWLEDGED = "acknowledged at least once, position not written"
 
 
 def values(pair: Pair, topic: str, isolation: str = "read_committed") -> list[bytes]:
@@ -38,12 +45,18 @@ def position(pair: Pair, mirror: str, topic: str) -> int:
     async def last() -> int:
         found = 0
         async with pair.target.cluster() as target:
-            async for record in read_topic_to_end(target, POSITIONS.of(mirror)):
-                if record.value and json.loads(record.key or b"{}").get("topic") == topic:
-                    found = int(json.loads(record.value)["next_offset"])
+            with suppress(UnknownTopicOrPartition):  # the mirror has not made it yet
+                async for record in read_topic_to_end(target, POSITIONS.of(mirror)):
+                    if record.value and json.loads(record.key or b"{}").get("topic") == topic:
+                        found = int(json.loads(record.value)["next_offset"])
         return found
 
     return asyncio.run(last())
+
+
+def at_position(offset: int) -> str:
+    """The writing of this position, for `only`."""
+    return f'"next_offset":{offset},'
 
 
 def produce(pair: Pair, topic: str, first: int) -> int:
@@ -131,6 +144,51 @@ def test_mirror_that_was_replaced_between_acknowledgement_and_positions_commits_
     until(lambda: len(values(pair, topic)) >= sent, "they go on")
     assert values(pair, topic) == numbers(sent)
     until(lambda: position(pair, name, topic) == sent, "the position is the end")
+
+
+@in_pairs("kafka-kafka", "millrace-millrace")
+def test_at_least_once_a_mirror_that_dies_before_its_position_is_written_repeats_from_the_last_one(
+    pair: Pair, fault_at: FaultAt
+) -> None:
+    topic, name = pair.unique("points"), pair.unique("mirror")
+    create_topic(pair.source.server, topic)
+    mirror = pair.mirror([topic], start=False, name=name, delivery="at_least_once", group=BY_NAME)
+    fault = fault_at(mirror, ACKNOWLEDGED, only=at_position(2 * COUNT))
+    mirror.start()
+    sent = produce(pair, topic, 0)
+    until(lambda: position(pair, name, topic) == sent, "the first position is written", logs_of=[mirror])
+    sent = produce(pair, topic, sent)
+    fault.wait_until_died()
+    assert values(pair, topic) == numbers(sent)
+    last = position(pair, name, topic)
+    assert COUNT <= last < sent
+    mirror.start()
+    until(lambda: position(pair, name, topic) == sent, "the position is the end", logs_of=[mirror])
+    assert values(pair, topic) == numbers(sent) + numbers(sent)[last:]
+    carried = values(pair, topic)
+    sent = produce(pair, topic, sent)
+    until(lambda: position(pair, name, topic) == sent, "it goes on", logs_of=[mirror])
+    assert values(pair, topic) == carried + numbers(sent)[-COUNT:]
+
+
+@in_pairs("millrace-millrace", "kafka-kafka")
+def test_at_least_once_a_frozen_mirror_does_not_turn_its_heirs_position_back(
+    pair: Pair, fault_at: FaultAt
+) -> None:
+    """It is about to write its own when it wakes, and has not heard yet that its seat is lost."""
+    topic, name = pair.unique("points"), pair.unique("mirror")
+    create_topic(pair.source.server, topic)
+    sent = produce(pair, topic, 0)
+    frozen = pair.mirror([topic], start=False, name=name, delivery="at_least_once", group=SHORT_SESSION)
+    fault = fault_at(frozen, ACKNOWLEDGED, "wait", only=at_position(sent))
+    frozen.start()
+    fault.wait_until_reached()
+    heir = pair.mirror([topic], name=name, delivery="at_least_once", group=AT_EASE)
+    sent = produce(pair, topic, sent)
+    until(lambda: position(pair, name, topic) == sent, "the heir's position is the end", logs_of=[heir])
+    fault.go()
+    until(lambda: members(pair, name) == 2, "both are members", logs_of=[frozen])
+    assert position(pair, name, topic) == sent
 
 
 def members(pair: Pair, mirror: str) -> int:

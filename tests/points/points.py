@@ -70,6 +70,10 @@ POINTS = {
     "positions written, fence not asked": Point(f"{DELIVERY}.{LANE}._fence", BEFORE, nth=2),
     "fence passed, end not asked for": Point(f"{DELIVERY}.{LANE}._end", BEFORE, nth=2),
     "end answered, lane not told": Point(f"{DELIVERY}.{LANE}._committed", BEFORE, nth=2),
+    # -- and where it has none
+    "acknowledged at least once, position not written": Point(
+        f"{DELIVERY}.at_least_once:AtLeastOnce._write_positions", BEFORE
+    ),
     # -- the audit's job
     "commit written aside, without its name": Point(
         f"{KEEPING}.state_files:os.link", BEFORE, only="/commits/"
