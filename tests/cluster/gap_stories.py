@@ -13,9 +13,11 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
+
+import pytest
 
 from millrace.broker.client.admin import create_topic
 from millrace.broker.client.cluster import Cluster
@@ -30,6 +32,14 @@ from tests.waiting import patience
 NOW_MS = int(time.time() * 1000)
 
 STOP, SKIP = "stop", "skip"
+EXACTLY_ONCE, AT_LEAST_ONCE = "exactly_once", "at_least_once"
+
+
+def in_each_delivery(*, long: bool = True) -> Callable[[Any], Any]:
+    """Decorator: what must be so is the same in both. At least once it is for the long suite, unless `long`
+    says not."""
+    marks = [pytest.mark.long] if long else []
+    return pytest.mark.parametrize("delivery", [EXACTLY_ONCE, pytest.param(AT_LEAST_ONCE, marks=marks)])
 
 
 def post(mirror: MirrorProcess, path: str, **body: Any) -> str:
@@ -63,6 +73,7 @@ class GapStory:
     has not one for all classes."""
 
     pair: Pair
+    delivery: str = EXACTLY_ONCE
     gaps: dict[str, dict[str, str]] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
 
@@ -75,6 +86,7 @@ class GapStory:
                 [self.topic],
                 start=False,
                 naming=f"{policy}.{{topic}}",
+                delivery=self.delivery,
                 gaps=self.gaps.get(policy, {"default": policy}),
                 **self.config,
             )

@@ -19,7 +19,17 @@ from millrace.broker.protocol.records import MAX_DECOMPRESSED_SIZE, Record, buil
 from millrace.mirror.delivery.checkpoints import encode_key
 from millrace.mirror.topics.own_topics import OFFSET_MAP, POSITIONS
 from millrace.mirror.topics.routes import SourcePartition
-from tests.cluster.gap_stories import NOW_MS, SKIP, STOP, GapStory, one, values, wait_until_gone
+from tests.cluster.gap_stories import (
+    EXACTLY_ONCE,
+    NOW_MS,
+    SKIP,
+    STOP,
+    GapStory,
+    in_each_delivery,
+    one,
+    values,
+    wait_until_gone,
+)
 from tests.cluster.mirror_process import send, until
 from tests.pairs import Pair, in_pairs
 from tests.servers import BrokerProcess
@@ -33,8 +43,9 @@ LEAST_KAFKA_SEGMENT = 1 << 20
 GZIP = 1
 
 
+@in_each_delivery()
 @in_pairs("millrace-kafka", "kafka-millrace")
-def test_retention_overtakes_a_paused_mirror(pair: Pair) -> None:
+def test_retention_overtakes_a_paused_mirror(pair: Pair, delivery: str) -> None:
     """By size: each batch is a segment of its own, of which the broker's own retention lets seven go. Apache
     Kafka takes no segments of less than a megabyte, so they hold a record of more than half of that there."""
     width = 1 if pair.source.kind == "millrace" else LEAST_KAFKA_SEGMENT * 3 // 5
@@ -43,7 +54,7 @@ def test_retention_overtakes_a_paused_mirror(pair: Pair) -> None:
     segment = size if pair.source.kind == "millrace" else LEAST_KAFKA_SEGMENT
 
     async def story() -> None:
-        async with GapStory(pair, config=NO_SYNC) as gap:
+        async with GapStory(pair, delivery, config=NO_SYNC) as gap:
             await gap.create_targets()
             await gap.create_source(**{"segment.bytes": str(segment)})
             await gap.send(number[0])
@@ -99,12 +110,15 @@ async def _is_older(gap: GapStory, before: float) -> bool:
     return float(gap.partition(STOP).get("lag_seconds", 0)) > before
 
 
+@in_each_delivery()
 @in_pairs("millrace-kafka", "kafka-millrace")
-def test_topic_made_again_under_a_running_mirror_is_never_read_at_old_offsets(pair: Pair) -> None:
+def test_topic_made_again_under_a_running_mirror_is_never_read_at_old_offsets(
+    pair: Pair, delivery: str
+) -> None:
     """Discovery is slow here, and the new topic outgrows the old position at once: the fetch itself tells."""
 
     async def story() -> None:
-        async with GapStory(pair, config={"discovery_interval_ms": 30_000}) as gap:
+        async with GapStory(pair, delivery, config={"discovery_interval_ms": 30_000}) as gap:
             await gap.create_source()
             await gap.send(b"old 0", b"old 1", b"old 2")
             gap.start()
@@ -215,10 +229,11 @@ def test_topic_made_again_while_the_mirror_is_down(pair: Pair) -> None:
     asyncio.run(story())
 
 
+@in_each_delivery(long=False)
 @in_pairs("millrace-kafka", "kafka-millrace")
-def test_record_over_the_targets_limit(pair: Pair) -> None:
+def test_record_over_the_targets_limit(pair: Pair, delivery: str) -> None:
     async def story() -> None:
-        async with GapStory(pair, config=NO_SYNC) as gap:
+        async with GapStory(pair, delivery, config=NO_SYNC) as gap:
             await gap.create_source()
             await gap.create_targets(max_message_bytes="1000")
             large = b"C" * 5_000
@@ -237,10 +252,11 @@ def test_record_over_the_targets_limit(pair: Pair) -> None:
     asyncio.run(story())
 
 
+@in_each_delivery()
 @in_pairs("millrace-kafka", "kafka-millrace")
-def test_record_whose_time_the_target_refuses(pair: Pair) -> None:
+def test_record_whose_time_the_target_refuses(pair: Pair, delivery: str) -> None:
     async def story() -> None:
-        async with GapStory(pair) as gap:
+        async with GapStory(pair, delivery) as gap:
             await gap.create_source()
             await gap.create_targets(message_timestamp_before_max_ms=str(DAY_MS))
             await gap.send(b"before", [one(b"A"), one(b"B", timestamp_ms=YEAR_2001_MS), one(b"C")], b"after")
@@ -288,7 +304,7 @@ def test_each_class_has_a_policy_of_its_own(pair: Pair) -> None:
     told = [("corrupt", 4, 5), ("too_large", 3, 4), ("unpacked_too_large", 1, 2)]
 
     async def story() -> None:
-        async with GapStory(pair, gaps, NO_SYNC) as gap:
+        async with GapStory(pair, gaps=gaps, config=NO_SYNC) as gap:
             await gap.create_source(**{"message.timestamp.type": "LogAppendTime"})
             await gap.create_targets(max_message_bytes="200000")
             await gap.send(b"0")
@@ -331,10 +347,11 @@ def _damage(pair: Pair, topic: str, number: int, where: str) -> None:
         file.write(bytes([data[place] ^ 0x10]))
 
 
+@in_each_delivery()
 @in_pairs("millrace-kafka", "kafka-millrace")
-def test_flipped_bit_on_the_sources_disk(pair: Pair) -> None:
+def test_flipped_bit_on_the_sources_disk(pair: Pair, delivery: str) -> None:
     async def story() -> None:
-        async with GapStory(pair) as gap:
+        async with GapStory(pair, delivery) as gap:
             await gap.create_source()
             await gap.send(b"0", [one(b"1"), one(b"2")], b"3", b"4")
             _damage(pair, gap.topic, 1, "records")
@@ -411,9 +428,10 @@ def test_flipped_bit_in_a_batchs_base_offset(pair: Pair, is_alone: bool, damaged
     asyncio.run(story())
 
 
+@in_each_delivery(long=False)
 @in_pairs("millrace-kafka", "kafka-millrace")
-def test_lost_positions_topic_is_a_gap_and_never_a_new_start(pair: Pair) -> None:
-    lose_position(pair, "all of them")
+def test_lost_positions_topic_is_a_gap_and_never_a_new_start(pair: Pair, delivery: str) -> None:
+    lose_position(pair, "all of them", delivery)
 
 
 @in_pairs("kafka-millrace", "millrace-kafka")
@@ -426,11 +444,11 @@ def test_removed_position_is_a_gap_and_never_a_new_start(pair: Pair) -> None:
     lose_position(pair, "removed")
 
 
-def lose_position(pair: Pair, how: str) -> None:
+def lose_position(pair: Pair, how: str, delivery: str = EXACTLY_ONCE) -> None:
     """The three tests above; they differ in what becomes of the record of the position."""
 
     async def story() -> None:
-        async with GapStory(pair) as gap:
+        async with GapStory(pair, delivery) as gap:
             await gap.create_source()
             await gap.send(b"0", b"1")
             gap.start()
