@@ -9,9 +9,9 @@ table of points.
 
 What happens at the point (`--act`): `die` ends the process at once and cleans up nothing (status DIED);
 `fail` raises the system's error `--error` in place of the function (or in place of its answer); `wait` stands
-still until the file `go` is in the folder, and the event loop with it where the function runs on that. Before
-it happens the file `reached` is made, so that a test can tell a point that was passed from one that never
-came.
+still until the file `go` is in the folder, and the event loop with it where the function runs on that; `hold`
+holds back this one call of a coroutine function until then, while everything else goes on. Before it happens
+the file `reached` is made, so that a test can tell a point that was passed from one that never came.
 
 What cannot be wrapped is refused at the start, in one line.
 """
@@ -19,6 +19,7 @@ What cannot be wrapped is refused at the start, in one line.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import errno
 import functools
 import importlib
@@ -28,7 +29,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,18 @@ DIED = 86
 """The exit status of a process that died at its point; the product ends with no such status."""
 REFUSED = 87
 REACHED, GO = "reached", "go"
-ACTS = ("die", "fail", "wait")
+ACTS = ("die", "fail", "wait", "hold")
 POLL_S = 0.002
+
+Act = Callable[[], Awaitable[None] | None]
 
 
 def main(words: Sequence[str]) -> None:
     options, command = _parse(words)
-    act = functools.partial(_act, options.act, Path(options.folder), options.error)
+    folder = Path(options.folder)
+    act: Act = functools.partial(_act, options.act, folder, options.error)
+    if options.act == "hold":
+        act = functools.partial(_hold, folder)
     try:
         put_in(options.at, options.when, options.nth, options.only, act)
     except (ImportError, AttributeError, TypeError) as error:
@@ -67,10 +73,12 @@ def _parse(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     return options, options.command
 
 
-def put_in(at: str, when: str, nth: int, only: str, act: Callable[[], None]) -> None:
+def put_in(at: str, when: str, nth: int, only: str, act: Act) -> None:
     """Wraps the function, so that `act` is called before or after its `nth` call that counts. Raises what
-    `find` raises."""
+    `find` raises, and TypeError where `act` is to be awaited and the function is not."""
     owner, name, original = find(at)
+    if inspect.iscoroutinefunction(act) and not inspect.iscoroutinefunction(original):
+        raise TypeError(f"{name} is no coroutine function, whose call alone could be held back")
     act_before, act_after = (act, _nothing) if when == "before" else (_nothing, act)
     setattr(owner, name, _wrapped(original, _counter(nth, only), act_before, act_after))
 
@@ -93,8 +101,8 @@ def find(at: str) -> tuple[Any, str, Callable[..., Any]]:
 def _wrapped(
     original: Callable[..., Any],
     is_the_one: Callable[[Sequence[Any]], bool],
-    act_before: Callable[[], None],
-    act_after: Callable[[], None],
+    act_before: Act,
+    act_after: Act,
 ) -> Callable[..., Any]:
     @functools.wraps(original)
     def plain(*given: Any, **named: Any) -> Any:
@@ -110,10 +118,10 @@ def _wrapped(
     async def awaited(*given: Any, **named: Any) -> Any:
         is_here = is_the_one((*given, *named.values()))
         if is_here:
-            act_before()
+            await _settled(act_before())
         answer = await original(*given, **named)
         if is_here:
-            act_after()
+            await _settled(act_after())
         return answer
 
     return awaited if inspect.iscoroutinefunction(original) else plain
@@ -121,6 +129,11 @@ def _wrapped(
 
 def _nothing() -> None:
     return
+
+
+async def _settled(acted: Awaitable[None] | None) -> None:
+    if acted is not None:
+        await acted
 
 
 def _counter(nth: int, only: str) -> Callable[[Sequence[Any]], bool]:
@@ -148,6 +161,12 @@ def _act(act: str, folder: Path, error: str) -> None:
         raise OSError(number, os.strerror(number))
     while not (folder / GO).exists():
         time.sleep(POLL_S)
+
+
+async def _hold(folder: Path) -> None:
+    (folder / REACHED).touch()
+    while not (folder / GO).exists():  # noqa: ASYNC110
+        await asyncio.sleep(POLL_S)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,12 @@ POINTS = {
         f"{SERVER}.transaction_markers:MarkerWriter._append", AFTER
     ),
     "commit decided, no marker written": Point(f"{SERVER}.transaction_markers:MarkerWriter._append", BEFORE),
+    "commit decided, its markers on their way": Point(
+        f"{SERVER}.transaction_markers:MarkerWriter.write_here", BEFORE, only="committed=True"
+    ),
     # -- a mirror's transaction; the first of a lane puts down where partitions begin
+    "partitions added, nothing sent": Point(f"{DELIVERY}.{LANE}._add", AFTER),
+    "batches in the target's log, their answer not taken": Point(f"{DELIVERY}.sink:produce", AFTER),
     "records acknowledged, positions not written": Point(
         f"{DELIVERY}.{LANE}._write_positions", BEFORE, nth=2
     ),
@@ -73,6 +78,16 @@ POINTS = {
     # -- and where it has none
     "acknowledged at least once, position not written": Point(
         f"{DELIVERY}.at_least_once:AtLeastOnce._write_positions", BEFORE
+    ),
+    # -- a mirror that takes partitions over
+    "first position on record, its mark not": Point(f"{DELIVERY}.beginnings:Beginnings.mark", BEFORE),
+    "barrier written, positions not read": Point(
+        f"{DELIVERY}.positions_keeper:read_topic_to_end", BEFORE, only=r"^millrace\.positions\."
+    ),
+    "workers that left are fenced, their work not shared out": Point(
+        f"{DELIVERY}.exactly_once:ExactlyOnce.fence",
+        AFTER,
+        only=r"^\{\d",  # any slots at all
     ),
     # -- the audit's job
     "commit written aside, without its name": Point(

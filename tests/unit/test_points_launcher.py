@@ -102,6 +102,31 @@ def test_the_call_that_is_meant_and_no_other_has_the_fault(
     assert called.told == ["a1", "b1", "fault", "a2", "a3", "c", "fault"]
 
 
+def test_a_call_is_held_back_while_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "held.py").write_text(CALLED)
+    monkeypatch.syspath_prepend(tmp_path)
+    called = importlib.import_module("held")
+    is_held, may_go = asyncio.Event(), asyncio.Event()
+
+    async def hold() -> None:
+        is_held.set()
+        await may_go.wait()
+
+    put_in("held:Kind.awaited", "before", 1, "", hold)
+
+    async def story() -> None:
+        held = asyncio.create_task(called.Kind().awaited("held"))
+        await is_held.wait()
+        await called.Kind().awaited("not the second")
+        may_go.set()
+        await held
+
+    with pytest.raises(TypeError, match="plain is no coroutine function"):
+        put_in("held:plain", "before", 1, "", hold)
+    asyncio.run(story())
+    assert called.told == ["not the second", "held"]
+
+
 def test_a_fault_that_was_never_reached_fails_its_test_with_that_word(tmp_path: Path) -> None:
     class Ended:
         program = ("-m", "millrace.deploy.cli")
