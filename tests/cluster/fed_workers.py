@@ -21,23 +21,33 @@ GROUP = {"session_timeout_ms": SESSION_MS, "rebalance_timeout_ms": 10_000}
 
 
 class Feed:
-    """Numbered records for every partition of one topic, for as long as it runs."""
+    """Numbered records for every partition of one topic, up to `most` at once, for as long as it runs."""
 
-    def __init__(self, cluster: Cluster, topic: str) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        topic: str,
+        partitions: int = PARTITIONS,
+        *,
+        most: int = 20,
+        pause_s: float = 0.01,
+    ) -> None:
         self.topic = topic
         self._cluster = cluster
-        self.sent = [0] * PARTITIONS
+        self._most = most
+        self._pause_s = pause_s
+        self.sent = [0] * partitions
         self._stop = asyncio.Event()
         self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
         while not self._stop.is_set():
-            await asyncio.gather(*(self._send(partition) for partition in range(PARTITIONS)))
-            await asyncio.sleep(0.01)
+            await asyncio.gather(*map(self._send, range(len(self.sent))))
+            await asyncio.sleep(self._pause_s)
 
     async def _send(self, partition: int) -> None:
         first = self.sent[partition]
-        count = random.randint(1, 20)
+        count = random.randint(1, self._most)
         now_ms = time.time_ns() // 1_000_000
         records = [
             Record(str(partition).encode(), str(number).encode(), timestamp_ms=now_ms)
@@ -51,16 +61,17 @@ class Feed:
         await self._task
 
 
-async def seen(target: Cluster, topic: str) -> list[list[int]]:
+async def seen(cluster: Cluster, topic: str, partitions: int = PARTITIONS) -> list[list[int]]:
     """The numbers in each partition, as read_committed sees them."""
-    numbers: list[list[int]] = [[] for _ in range(PARTITIONS)]
-    async for record in read_topic_to_end(target, topic):
+    numbers: list[list[int]] = [[] for _ in range(partitions)]
+    async for record in read_topic_to_end(cluster, topic):
         numbers[record.partition].append(int(record.value or b"-1"))
     return numbers
 
 
 async def all_there(target: Cluster, feed: Feed) -> bool:
-    return [len(set(numbers)) for numbers in await seen(target, feed.topic)] == feed.sent
+    there = await seen(target, feed.topic, len(feed.sent))
+    return all(len(set(numbers)) >= sent for numbers, sent in zip(there, feed.sent, strict=True))
 
 
 def check(numbers: list[list[int]], *, repeats_allowed: bool = False) -> None:
@@ -85,26 +96,35 @@ async def start(
     settings = {"name": pair.unique("mirror"), "group": GROUP, **config}
     await create_topic(source, topic, PARTITIONS, 1)
     workers = [pair.mirror([topic], **settings) for _ in range(count)]
-
     await until_shared(workers)
     feed = Feed(source, topic)
+    await until_flowing(target, feed, workers)
+    return feed, workers
+
+
+async def until_flowing(
+    target: Cluster, feed: Feed, workers: Sequence[MirrorProcess], least: int = 20
+) -> None:
+    """Until more than so many records have come to each partition."""
 
     async def flows() -> bool:
-        return all(len(numbers) > 20 for numbers in await seen(target, topic))
+        there = await seen(target, feed.topic, len(feed.sent))
+        return all(len(numbers) > least for numbers in there)
 
     await until(flows, logs_of=workers)
-    return feed, workers
 
 
 def logs(workers: list[MirrorProcess]) -> str:
     return "\n".join(worker.log for worker in workers)
 
 
-async def until_shared(workers: Sequence[MirrorProcess]) -> None:
-    share = PARTITIONS // len(workers)
+async def until_shared(workers: Sequence[MirrorProcess], partitions: int = PARTITIONS) -> None:
+    """Until each partition is carried by one worker, and none has two more than another."""
+    share, rest = divmod(partitions, len(workers))
+    wanted = [share] * (len(workers) - rest) + [share + 1] * rest
 
     async def is_shared() -> bool:
-        return [len(each) for each in await owners(workers)] == [share] * len(workers)
+        return sorted(len(each) for each in await owners(workers)) == wanted
 
     await until(is_shared, logs_of=workers)
 
@@ -113,7 +133,7 @@ async def until_grown(target: Cluster, feed: Feed, partition: int, by: int, work
     """Until more has come than was there, and no repeats of it."""
 
     async def count() -> int:
-        return len(set((await seen(target, feed.topic))[partition]))
+        return len(set((await seen(target, feed.topic, len(feed.sent)))[partition]))
 
     there = await count()
 
@@ -129,4 +149,4 @@ async def finish(
     """Everything that was sent has arrived, once."""
     await feed.stop()
     await until(lambda: all_there(target, feed), logs_of=workers)
-    check(await seen(target, feed.topic), repeats_allowed=repeats_allowed)
+    check(await seen(target, feed.topic, len(feed.sent)), repeats_allowed=repeats_allowed)

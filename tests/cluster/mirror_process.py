@@ -7,7 +7,7 @@ import signal
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from millrace.broker.client.offsets import LATEST
 from millrace.broker.client.raw_fetch import FetchPosition, fetch
 from millrace.broker.client.raw_produce import produce
 from millrace.broker.errors import KafkaError, LeaderNotAvailable, error_for_code
-from millrace.broker.protocol.batch import HEADER_SIZE, verify_crc
+from millrace.broker.protocol.batch import HEADER_SIZE, BatchHeader, verify_crc
 from tests import forked
 from tests.ports import free_port
 from tests.servers import PROGRAM
@@ -40,6 +40,7 @@ class MirrorProcess:
         *,
         topics: Sequence[str] = (".*",),
         target_name: str = "agg",
+        of_target: Mapping[str, Any] | None = None,
         each_source: Mapping[str, Any] | None = None,
         **more: Any,
     ) -> None:
@@ -51,7 +52,7 @@ class MirrorProcess:
         self.program = PROGRAM
         self.settings = {
             "name": "aggregate",
-            "target": {"cluster": target_name, "bootstrap": [target]},
+            "target": {"cluster": target_name, "bootstrap": [target]} | dict(of_target or {}),
             "sources": [
                 {"cluster": name, "bootstrap": [address], "topics": {"include": list(topics)}}
                 | dict(each_source or {})
@@ -145,10 +146,15 @@ async def end_offset(cluster: Cluster, topic: str, partition: int) -> int:
 
 
 async def record_bytes(cluster: Cluster, topic: str, partition: int) -> list[bytes]:
-    """The records section of every committed batch of a partition, in order; CRCs are checked."""
+    """The records section of every committed batch of a partition, in order."""
+    return [bytes(batch[HEADER_SIZE:]) async for batch, _ in committed_data(cluster, topic, partition)]
+
+
+async def committed_data(
+    cluster: Cluster, topic: str, partition: int, offset: int = 0
+) -> AsyncIterator[tuple[memoryview, BatchHeader]]:
+    """Every committed batch of a partition from `offset` on, in order; CRCs are checked."""
     end = await end_offset(cluster, topic, partition)
-    sections: list[bytes] = []
-    offset = 0
     while offset < end:
         view = await cluster.metadata([topic])
         leader = view.leader(topic, partition)
@@ -159,6 +165,5 @@ async def record_bytes(cluster: Cluster, topic: str, partition: int) -> list[byt
             verify_crc(batch, 0, header)
             assert header.base_offset == offset
             if is_data:
-                sections.append(bytes(batch[HEADER_SIZE:]))
+                yield batch, header
             offset = header.next_offset
-    return sections

@@ -1,13 +1,14 @@
 """Clusters of several brokers, of Millrace and of Apache Kafka alike, for mirrors between them.
 
-`three_millraces` and `ThreeKafkas` start one. In both, the tests kill, move and start brokers 2 and up; the
-first stays: of Apache Kafka's it is the controller too. Internal topics lie on two brokers, so that any one
-of those can go.
+`three_millraces` and `ThreeKafkas` start one, `brokers_of` either. In both, the tests kill, move and start
+brokers 2 and up; the first stays: of Apache Kafka's it is the controller too. Internal topics lie on two
+brokers, so that any one of those can go.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.cluster.three_brokers import ThreeBrokers
@@ -54,14 +55,30 @@ class ThreeKafkas(ThreeBrokers):
             broker.kill()
 
 
-def three_millraces(make: BrokerFactory, count: int = 3) -> ThreeBrokers:
+def three_millraces(make: BrokerFactory, count: int = 3, **settings: str) -> ThreeBrokers:
     """What `make` starts is ended with its fixture."""
 
     def replicated(**more: object) -> BrokerProcess:
-        named = {key.replace(".", "_"): value for key, value in (SETTINGS | REPLICATED).items()}
+        named = {key.replace(".", "_"): value for key, value in (SETTINGS | REPLICATED | settings).items()}
         return make(**{**named, **more})
 
     return ThreeBrokers(replicated, count)
+
+
+@contextmanager
+def brokers_of(
+    kind: Kind, make: BrokerFactory, folder: Path, count: int = 3, **settings: str
+) -> Iterator[ThreeBrokers]:
+    """A cluster of its own for one test."""
+    if kind == "kafka":
+        several: ThreeBrokers = ThreeKafkas(folder, count, **settings)
+    else:
+        several = three_millraces(make, count, **settings)
+    try:
+        yield several
+    finally:
+        for broker in reversed(several.brokers.values()):
+            broker.kill()
 
 
 def end_of(several: ThreeBrokers, kind: Kind, name: str) -> End:

@@ -10,13 +10,12 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
-import yaml
 
 from millrace.broker.client.admin import create_topic
 from millrace.broker.client.cluster import Cluster
@@ -27,7 +26,7 @@ from millrace.broker.errors import KafkaError
 from millrace.broker.protocol.records import Record, build_batch, read_records
 from tests.cluster.gap_stories import NOW_MS, SKIP, STOP, GapStory, has_lost_its_end
 from tests.cluster.mirror_process import MirrorProcess, record_bytes, send, until
-from tests.cluster.several_brokers import ThreeKafkas, end_of, move, three_millraces
+from tests.cluster.several_brokers import ThreeKafkas, brokers_of, end_of, move, three_millraces
 from tests.cluster.three_brokers import ThreeBrokers
 from tests.conftest import BrokerFactory
 from tests.pairs import Kind, Pair, in_pairs
@@ -68,9 +67,7 @@ def test_partition_without_a_leader_holds_up_no_other(pair: Pair, several: Sever
     topic = pair.unique("leaderless")
     cluster.create_on(topic, (2,), (3,))
     pair = replace(pair, target=end_of(cluster, pair.target.kind, pair.target.name))
-    mirror = pair.mirror([topic], start=False, lanes=1, group=GROUP)
-    mirror.settings["target"] |= {"replication_factor": 2}
-    mirror.config_path.write_text(yaml.safe_dump(mirror.settings))
+    mirror = pair.mirror([topic], start=False, lanes=1, group=GROUP, of_target={"replication_factor": 2})
 
     async def story() -> None:
         async with pair.source.cluster() as source, pair.target.cluster() as target:
@@ -217,7 +214,7 @@ def test_sources_of_one_two_and_three_brokers_fill_one_aggregate(
     """The sources know nothing of each other: no broker has another cluster's address, and none is ever
     connected to one."""
     kind, topic = pair.source.kind, pair.unique("flights-of-three")
-    with two_brokers(kind, module_broker_factory, tmp_path) as two:
+    with brokers_of(kind, module_broker_factory, tmp_path, 2) as two:
         sources = {
             "one": (pair.source.bootstrap, 1, 1),
             "two": (two.brokers[1].bootstrap, 4, 2),
@@ -258,16 +255,6 @@ def connected(clusters: Mapping[str, Sequence[int]]) -> set[tuple[str, str]]:
                 elif each.raddr:
                     connects.add((name, each.raddr.port))
     return {(name, listens[port]) for name, port in connects if port in listens and listens[port] != name}
-
-
-@contextmanager
-def two_brokers(kind: Kind, make: BrokerFactory, folder: Path) -> Iterator[ThreeBrokers]:
-    two = ThreeKafkas(folder, 2) if kind == "kafka" else three_millraces(make, 2)
-    try:
-        yield two
-    finally:
-        for broker in two.brokers.values():
-            broker.kill()
 
 
 async def fill_one_aggregate(

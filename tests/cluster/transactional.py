@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from kio.schema.errors import ErrorCode
 
+from millrace.broker.client.cluster import Cluster
+from millrace.broker.client.connection import request_schema
 from millrace.broker.protocol.frames import Api
 from tests.raw_client import RawClient, batch_of, is_served
 from tests.servers import BrokerProcess
@@ -202,3 +204,39 @@ def coordinator_of(port: int, transactional_id: str) -> int:
             return int(answer.port) if answer.error_code is ErrorCode.none else None
 
         return until(port_of_it, f"a coordinator of {transactional_id}", within_s=TIMEOUT_S)
+
+
+class KnownId(NamedTuple):
+    """What its coordinator says of a transactional id. `state` in Kafka's words."""
+
+    producer_id: int
+    state: str
+
+
+async def known_ids(cluster: Cluster, prefix: str) -> dict[str, KnownId]:
+    """The transactional ids that begin so, as all brokers list their own."""
+    request = request_schema(Api.LIST_TRANSACTIONS, 0).ListTransactionsRequest(
+        state_filters=(), producer_id_filters=()
+    )
+    found: dict[str, KnownId] = {}
+    for node_id in (await cluster.metadata([], max_age_ms=0)).brokers:
+        answer = await cluster.request(request, node_id=node_id)
+        assert answer.error_code is ErrorCode.none
+        found |= {
+            str(each.transactional_id): KnownId(int(each.producer_id), str(each.transaction_state))
+            for each in answer.transaction_states
+            if each.transactional_id.startswith(prefix)
+        }
+    return found
+
+
+async def told_timeout_ms(cluster: Cluster, transactional_id: str) -> int:
+    """How long a transaction of this id may stay open, as its coordinator was told. It has had one: of an id
+    without, the time of its beginning cannot be read."""
+    request = request_schema(Api.DESCRIBE_TRANSACTIONS, 0).DescribeTransactionsRequest(
+        transactional_ids=(transactional_id,)
+    )
+    coordinator = await cluster.coordinator(transactional_id, "transaction")
+    (told,) = (await cluster.request(request, node_id=coordinator)).transaction_states
+    assert told.error_code is ErrorCode.none
+    return int(told.transaction_timeout.total_seconds() * 1000)
