@@ -1,5 +1,5 @@
-"""The way to the target swallows an answer, becomes slow, or ends at a full disk, under a running mirror:
-every record is there once and in order, and nothing is given up.
+"""The way to the target swallows an answer, becomes slow, or ends at a full disk, or that of a commit to its
+markers is held up, under a running mirror: every record is there once and in order, and nothing is given up.
 
 The target is a server of this module's own, reached through a proxy by everybody. Faults at random are in
 test_mirror_faults.
@@ -13,6 +13,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 
 from tests.cluster.mirror_faults.links import ProxyLinks
 from tests.cluster.mirror_process import MirrorProcess
+from tests.cluster.test_points_mirror import end_of_positions, open_on, position
 from tests.cluster.transactional import create_topic, read
 from tests.pairs import SETTINGS, SMALL_HEAP, SOURCE_NAME, TARGET_NAME, End, Kind, Pair, in_pairs
 from tests.peers.kafka import KafkaPeer
@@ -32,6 +34,8 @@ TARGET, TEST, ANYBODY = "target", "test", ""
 
 SLOW_BYTES_PER_S = 1_000_000
 PARTITIONS = 8
+# Known by its name it waits for no session to end. It tries to fence its predecessor for half of one.
+NAMED = {"instance_id": "one", "session_timeout_ms": 3_000, "rebalance_timeout_ms": 10_000}
 ALL = 1_000_000
 
 to_each_target = in_pairs("millrace-millrace", "millrace-kafka", target="proxied")
@@ -188,6 +192,59 @@ def test_at_least_once_a_batch_whose_answer_the_link_swallows_is_sent_again_and_
     assert carried(target, topic) == numbers(0, 110)
     # Otherwise nothing was tried.
     assert mirror.status()["target"]["retries"] > retries
+
+
+@pytest.mark.safety
+@to_each_target
+def test_heir_waits_for_the_markers_of_a_commit_that_was_decided_before_its_owner_died(
+    pair: Pair, target: Target, fault_at: FaultAt
+) -> None:
+    """The positions that it holds stand in the log, and nobody is shown them yet: who took those before them
+    would begin below."""
+    topic, name = pair.unique("decided"), pair.unique("mirror")
+    create_topic(pair.source.server, topic)
+    produce(pair, topic, numbers(0, 30))
+    mirror = pair.mirror([topic], start=False, name=name, group=NAMED)
+    with markers_held(target, topic, mirror, fault_at):
+        until(lambda: is_decided(pair, topic), "the commit is decided")
+        mirror.kill()
+        assert carried(target, topic) == []
+        produce(pair, topic, numbers(30, 30))
+        written = end_of_positions(pair, name)
+        mirror.start()
+        until(lambda: end_of_positions(pair, name) > written, "the heir has begun to read the positions")
+        assert is_decided(pair, topic)
+    until(lambda: len(carried(target, topic)) >= 60, "all is carried", logs_of=[mirror])
+    assert carried(target, topic) == numbers(0, 60)
+    until(lambda: position(pair, name, topic) == 60, "the position is the end")
+
+
+def is_decided(pair: Pair, topic: str) -> bool:
+    return "PrepareCommit" in {each.state for each in open_on(pair, topic)}
+
+
+@contextmanager
+def markers_held(target: Target, topic: str, mirror: MirrorProcess, fault_at: FaultAt) -> Iterator[None]:
+    """Starts the mirror; within, it has committed what was to be carried, and no marker says so."""
+    if isinstance(target, ProxiedKafka):  # which sends them to itself as to any other broker
+        fault = fault_at(mirror, "fence passed, end not asked for", "wait")
+        mirror.start()
+        fault.wait_until_reached()
+        target.links.cut(TARGET, TARGET, both_ways=True)
+        fault.go()
+    else:
+        held = fault_at(target, "commit decided, its markers on their way", "hold", only=f"=True.*{topic}")
+        target.stop()
+        target.start()
+        mirror.start()
+        held.wait_until_reached()
+    try:
+        yield
+    finally:
+        if isinstance(target, ProxiedKafka):
+            target.links.heal(TARGET, TARGET)
+        else:
+            held.go()
 
 
 class Hurried(MirrorProcess):

@@ -1,21 +1,40 @@
-"""A mirror that dies, or loses its seat, at named points of a transaction: a read-committed reader of the
-target sees every record once and in order, and the position says what is committed. At least once, the point
-is between the acknowledgement and its position: only what lies behind the last position comes again."""
+"""A mirror that dies, or loses its seat, at named points of a transaction, of its beginning or of a takeover:
+a read-committed reader of the target sees every record once and in order, and the position says what is
+committed. At least once, the point is between the acknowledgement and its position: only what lies behind the
+last position comes again."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
+import time
 from contextlib import suppress
 
 import pytest
 
+from millrace.broker.client import admin
 from millrace.broker.client.groups import describe_group
-from millrace.broker.client.open_transactions import open_transactions
+from millrace.broker.client.open_transactions import OpenTransaction, open_transactions
 from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.errors import UnknownTopicOrPartition
 from millrace.mirror.topics.own_topics import POSITIONS
-from tests.cluster.transactional import create_topic, read
+from tests.cluster import mirror_process
+from tests.cluster.fed_workers import (
+    GROUP,
+    PARTITIONS,
+    Feed,
+    check,
+    finish,
+    owners,
+    seen,
+    until_flowing,
+    until_grown,
+    until_shared,
+)
+from tests.cluster.mirror_process import MirrorProcess, end_offset
+from tests.cluster.test_mirror_exactly_once import stopped_in_a_transaction
+from tests.cluster.transactional import create_topic, known_ids, read
 from tests.pairs import Pair, in_pairs
 from tests.points.fault import FaultAt, until
 from tests.raw_client import RawClient, batch_of
@@ -29,6 +48,7 @@ SHORT_SESSION = {"session_timeout_ms": 1_500, "rebalance_timeout_ms": 10_000}
 AT_EASE = {"session_timeout_ms": 60_000, "rebalance_timeout_ms": 10_000}
 BY_NAME = AT_EASE | {"instance_id": "one"}
 ACKNOWLEDGED = "acknowledged at least once, position not written"
+NAMED = {"instance_id": "one"}  # it waits for no session to end
 
 
 def values(pair: Pair, topic: str, isolation: str = "read_committed") -> list[bytes]:
@@ -63,43 +83,88 @@ def produce(pair: Pair, topic: str, first: int) -> int:
     """Sends COUNT more to the source; how many there are now."""
     with RawClient(pair.source.server.port) as client:
         for start in range(first, first + COUNT, 10):
-            batch = batch_of(*(b"%d" % number for number in range(start, start + 10)))
+            named = (b"%d" % number for number in range(start, start + 10))
+            batch = batch_of(*named, timestamp_ms=time.time_ns() // 1_000_000)
             (answer,) = client.produce({(topic, 0): batch}, acks=-1)
             assert (answer.error_code, answer.base_offset) == (0, start)
     return first + COUNT
 
 
-def has_open_transaction(pair: Pair, topic: str) -> bool:
-    async def look() -> bool:
+def open_on(pair: Pair, topic: str) -> list[OpenTransaction]:
+    """The transactions that have written to partition 0 and are not over."""
+
+    async def look() -> list[OpenTransaction]:
         async with pair.target.cluster() as target:
-            return bool(await open_transactions(target, topic, 0))
+            return await open_transactions(target, topic, 0)
 
     return asyncio.run(look())
 
 
-@in_pairs("millrace-millrace")
+def has_ongoing(pair: Pair, mirror: str) -> bool:
+    """Whether a coordinator takes more for a transaction of the mirror."""
+
+    async def look() -> bool:
+        async with pair.target.cluster() as target:
+            known = await known_ids(target, f"millrace.{mirror}.")
+            return any(each.state == "Ongoing" for each in known.values())
+
+    return asyncio.run(look())
+
+
+@in_pairs("millrace-millrace", "kafka-kafka")
 def test_mirror_dies_at_each_point_of_a_transaction_and_every_record_is_there_once(
     pair: Pair, fault_at: FaultAt
 ) -> None:
     topic, name = pair.unique("points"), pair.unique("mirror")
     create_topic(pair.source.server, topic)
     # Known by its name: it need not wait for the session of its predecessor.
-    mirror = pair.mirror([topic], start=False, name=name, group={"instance_id": "one"})
+    mirror = pair.mirror([topic], start=False, name=name, group=NAMED)
     sent = 0
     for point, nth, is_open in (
         ("records acknowledged, positions not written", 2, True),
+        ("partitions added, nothing sent", 1, True),
+        ("batches in the target's log, their answer not taken", 1, True),
         ("positions written, fence not asked", 1, True),
         ("fence passed, end not asked for", 1, True),
         ("end answered, lane not told", 1, False),
+        ("barrier written, positions not read", 1, False),
     ):
         fault = fault_at(mirror, point, nth=nth)
         sent = produce(pair, topic, sent)
         mirror.start()
         fault.wait_until_died()
-        until(lambda want=is_open: has_open_transaction(pair, topic) is want, f"open: {is_open}")
+        until(lambda want=is_open: has_ongoing(pair, name) is want, f"{point}: open: {is_open}")
     mirror.start()
-    until(lambda: len(values(pair, topic)) == sent, "all is carried")
+    until(lambda: len(values(pair, topic)) >= sent, "all is carried")
     assert values(pair, topic) == numbers(sent)
+    until(lambda: position(pair, name, topic) == sent, "the position is the end")
+
+
+@in_pairs("millrace-millrace", "kafka-kafka")
+def test_mirror_dies_at_the_first_position_of_a_partition_and_begins_where_it_would_have(
+    pair: Pair, fault_at: FaultAt
+) -> None:
+    """It starts with the latest record. What has come since it first looked is carried, whether it came to
+    put down where it begins or not."""
+    topic, name = pair.unique("points"), pair.unique("mirror")
+    create_topic(pair.source.server, topic)
+    mirror = pair.mirror([topic], start=False, name=name, group=NAMED, each_source={"start": "latest"})
+    sent = produce(pair, topic, 0)
+    for point in (
+        "records acknowledged, positions not written",
+        "positions written, fence not asked",
+        "fence passed, end not asked for",
+        "first position on record, its mark not",
+    ):
+        fault = fault_at(mirror, point, nth=1)
+        mirror.start()
+        fault.wait_until_died()
+        begun = COUNT if "on record" in point else 0
+        until(lambda want=begun: position(pair, name, topic) == want, f"{point}: its position is {begun}")
+        sent = produce(pair, topic, sent)
+    mirror.start()
+    until(lambda: len(values(pair, topic)) >= sent - COUNT, "all is carried")
+    assert values(pair, topic) == numbers(sent)[COUNT:]
     until(lambda: position(pair, name, topic) == sent, "the position is the end")
 
 
@@ -116,13 +181,53 @@ def test_mirror_whose_session_ends_between_positions_and_fence_is_refused_and_ca
     mirror.start()
     fault.wait_until_reached()
     until(lambda: members(pair, name) == 0, "the group has no member any more")
-    assert has_open_transaction(pair, topic)
+    assert open_on(pair, topic)
     fault.go()
     until(lambda: len(values(pair, topic)) == sent, "all is carried")
     assert values(pair, topic) == numbers(sent)
     # Once in the transaction that was refused, and once more when the worker had a seat again.
     assert values(pair, topic, "read_uncommitted") == numbers(sent) * 2
     until(lambda: position(pair, name, topic) == sent, "the position is the end")
+
+
+@in_pairs("millrace-millrace", "kafka-kafka")
+def test_leader_dies_when_it_has_fenced_a_worker_that_left_and_the_next_one_fences_both(
+    pair: Pair, fault_at: FaultAt
+) -> None:
+    """Nothing that the dead worker had was given to anybody, nor has any other heard of it."""
+    topic, name = pair.unique("points"), pair.unique("mirror")
+
+    async def story() -> None:
+        async with pair.source.cluster() as source, pair.target.cluster() as target:
+            leader, victim, heir = workers = [
+                pair.mirror([topic], start=False, name=name, group=GROUP) for _ in range(3)
+            ]
+            fault = fault_at(leader, "workers that left are fenced, their work not shared out")
+            for worker in workers:  # the first leads
+
+                async def has_a_seat(worker: MirrorProcess = worker) -> bool:
+                    return " assigned" in worker.log
+
+                worker.start()
+                await mirror_process.until(has_a_seat, logs_of=workers)
+            # Not before: who joins where partitions move is not known by its slot in the next round, and the
+            # one that it was given is fenced.
+            await admin.create_topic(source, topic, PARTITIONS, 1)
+            await until_shared(workers)
+            feed = Feed(source, topic)
+            await until_flowing(target, feed, workers)
+            lost = next(iter((await owners([victim]))[0]))
+            left_open = await stopped_in_a_transaction(target, feed, lost, victim)
+            victim.kill()
+            await asyncio.to_thread(fault.wait_until_died)
+            assert not set(left_open) & set(await open_transactions(target, topic, lost))
+            check(await seen(target, topic))
+            await until_shared([heir])
+            await until_grown(target, feed, lost, 100, heir)
+            assert re.search(r"fenced workers that left  slots=\S*\d, \d", heir.log), heir.log
+            await finish(target, feed, [heir])
+
+    asyncio.run(story())
 
 
 @in_pairs("kafka-kafka", "millrace-millrace")
@@ -189,6 +294,16 @@ def test_at_least_once_a_frozen_mirror_does_not_turn_its_heirs_position_back(
     fault.go()
     until(lambda: members(pair, name) == 2, "both are members", logs_of=[frozen])
     assert position(pair, name, topic) == sent
+
+
+def end_of_positions(pair: Pair, mirror: str) -> int:
+    """Behind all that was ever written there, committed or not."""
+
+    async def look() -> int:
+        async with pair.target.cluster() as target:
+            return await end_offset(target, POSITIONS.of(mirror), 0)
+
+    return asyncio.run(look())
 
 
 def members(pair: Pair, mirror: str) -> int:
