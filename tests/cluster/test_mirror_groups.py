@@ -1,35 +1,43 @@
 """Consumer groups that move from a source to the target: by `millrace mirror translate`, and by the
 background sync. Whoever moves reads every record exactly once, whatever kind of source it was: plain,
-transactional with aborted records, compacted with holes."""
+transactional with aborted records, compacted with holes.
+
+From several sources: test_mirror_groups_of_sources.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import json
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
 
-from millrace.mirror.offsets.map_reader import MapReader
 from millrace.mirror.offsets.translation import Answer, Translation
-from millrace.mirror.topics.routes import SourcePartition
-from tests import waiting
-from tests.cluster.mirror_process import MirrorProcess
+from tests.cluster.moving_groups import (
+    TIMEOUT_S,
+    Read,
+    committed,
+    create,
+    everything,
+    map_translations,
+    next_places,
+    places,
+    produce,
+    produce_in_transactions,
+    read,
+    reader,
+    stable_ends,
+    translate,
+    until,
+    value_of,
+    wait_until_carried,
+)
 from tests.pairs import End, Pair, in_pairs
-from tests.waiting import Deadline, patience
-from tests.watermarks import end_offset
+from tests.waiting import patience
 
-TIMEOUT_S = 120.0
 COMPACTED = {
     "cleanup.policy": "compact",
     "segment.ms": "100",
@@ -37,48 +45,6 @@ COMPACTED = {
     "delete.retention.ms": "0",
 }
 ROLLS = b"only-rolls"
-
-Read = tuple[str, bytes]
-"""Topic and value: values are unique in a topic."""
-
-
-# --- reading and writing -------------------------------------------------------------------------------
-
-
-def until(condition: Callable[[], Any], what: Callable[[], str] | str = "", **options: Any) -> Any:
-    return waiting.until(condition, what, within_s=TIMEOUT_S, every_s=0.1, **options)
-
-
-def create(end: End, topic: str, partitions: int, config: dict[str, str] | None = None) -> None:
-    admin = AdminClient({"bootstrap.servers": end.bootstrap})
-    admin.create_topics([NewTopic(topic, partitions, 1, config=config or {})])[topic].result(
-        patience(TIMEOUT_S)
-    )
-
-
-def produce(end: End, topic: str, partitions: int, numbers: range) -> None:
-    """In many small batches."""
-    producer = Producer({"bootstrap.servers": end.bootstrap, "linger.ms": 0})
-    for number in numbers:
-        producer.produce(topic, f"{topic}:{number}".encode(), partition=number % partitions)
-        if number % 7 == 0:
-            producer.flush(patience(TIMEOUT_S))
-    assert producer.flush(patience(TIMEOUT_S)) == 0
-
-
-def produce_in_transactions(end: End, topic: str, partitions: int, numbers: range) -> None:
-    """Transactions of five records; every third is aborted."""
-    producer = Producer({"bootstrap.servers": end.bootstrap, "transactional.id": f"writes-{topic}"})
-    producer.init_transactions(patience(TIMEOUT_S))
-    for first in range(numbers.start, numbers.stop, 5):
-        producer.begin_transaction()
-        for number in range(first, min(first + 5, numbers.stop)):
-            producer.produce(topic, f"{topic}:{number}".encode(), partition=number % partitions)
-        producer.flush(patience(TIMEOUT_S))
-        if first // 5 % 3 == 2:
-            producer.abort_transaction(patience(TIMEOUT_S))
-        else:
-            producer.commit_transaction(patience(TIMEOUT_S))
 
 
 def key_of(number: int) -> bytes:
@@ -91,7 +57,7 @@ def produce_by_keys(end: End, topic: str, numbers: range) -> dict[bytes, int]:
     written: dict[bytes, int] = {}
     producer = Producer({"bootstrap.servers": end.bootstrap, "linger.ms": 0})
     for number in numbers:
-        send_one(producer, topic, f"{topic}:{number}".encode(), key_of(number), written)
+        send_one(producer, topic, value_of(end, topic, number), key_of(number), written)
     return written
 
 
@@ -110,101 +76,6 @@ def send_one(producer: Producer, topic: str, value: bytes, key: bytes, written: 
 
     producer.produce(topic, value, key, partition=0, on_delivery=note)
     assert producer.flush(patience(TIMEOUT_S)) == 0 and value in written
-
-
-@contextmanager
-def reader(end: End, group: str, topics: Sequence[str]) -> Iterator[Consumer]:
-    consumer = Consumer(
-        {
-            "bootstrap.servers": end.bootstrap,
-            "group.id": group,
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "error" if group.startswith("moves") and end.name == "dst" else "earliest",
-            "isolation.level": "read_committed",
-        }
-    )
-    consumer.subscribe(list(topics))
-    try:
-        yield consumer
-    finally:
-        consumer.close()
-
-
-def read(end: End, group: str, topics: dict[str, int], at_least: int | None = None) -> list[Read]:
-    """As a member of the group: all up to the ends of the topics (name -> partitions), or `at_least` records
-    and some of every partition; commits what it has read."""
-    found: list[Read] = []
-    seen: set[tuple[str, int]] = set()
-    ended: set[tuple[str, int]] = set()
-    count = sum(topics.values())
-    deadline = Deadline(lambda: f"{len(found)} records, ends of {ended}", within_s=TIMEOUT_S)
-    with reader(end, group, list(topics)) as consumer:
-        while len(ended) < count and (at_least is None or len(found) < at_least or len(seen) < count):
-            deadline.check()
-            message = consumer.poll(0.2)
-            if message is None:
-                continue
-            error = message.error()
-            where = (message.topic() or "", message.partition() or 0)
-            if error is None:
-                seen.add(where)
-                ended.discard(where)
-                found.append((where[0], message.value() or b""))
-            elif error.code() == KafkaError._PARTITION_EOF:
-                ended.add(where)
-            else:
-                raise AssertionError(str(error))
-        if found:
-            consumer.commit(asynchronous=False)
-    return found
-
-
-def places(end: End, topic: str, partition: int) -> dict[bytes, int]:
-    """{value: offset} of all that is committed in the partition."""
-    found: dict[bytes, int] = {}
-    consumer = Consumer(
-        {
-            "bootstrap.servers": end.bootstrap,
-            "group.id": "looks",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "isolation.level": "read_committed",
-        }
-    )
-    deadline = Deadline(lambda: f"{len(found)} records of {topic}-{partition}", within_s=TIMEOUT_S)
-    try:
-        consumer.assign([TopicPartition(topic, partition, 0)])
-        while True:
-            deadline.check()
-            message = consumer.poll(0.2)
-            if message is None:
-                continue
-            if (error := message.error()) is None:
-                found[message.value() or b""] = message.offset() or 0
-            elif error.code() == KafkaError._PARTITION_EOF:
-                return found
-            else:
-                raise AssertionError(str(error))
-    finally:
-        consumer.close()
-
-
-def everything(end: End, topics: dict[str, int]) -> list[Read]:
-    return read(end, f"reads-all-{time.monotonic_ns()}", topics)
-
-
-def stable_end(end: End, topic: str, partition: int) -> int:
-    consumer = Consumer(
-        {"bootstrap.servers": end.bootstrap, "group.id": "looks", "isolation.level": "read_committed"}
-    )
-    try:
-        return end_offset(consumer, topic, partition, TIMEOUT_S)
-    finally:
-        consumer.close()
-
-
-# --- what the tests share ------------------------------------------------------------------------------
 
 
 class Move:
@@ -242,20 +113,7 @@ class Move:
         until(has_holes, lambda: "the source was not compacted")
 
     def wait_until_carried(self) -> None:
-        ends = {
-            (topic, number): stable_end(self.pair.source, topic, number)
-            for topic, count in self.topics.items()
-            for number in range(count)
-        }
-
-        def is_carried() -> bool:
-            positions = {
-                (each["topic"], each["partition"]): each["position"] or 0
-                for each in self.mirror.status().get("partitions", [])
-            }
-            return all(positions.get(key, -1) >= end for key, end in ends.items())
-
-        until(is_carried, lambda: f"{self.mirror.status()}\n{self.mirror.log}")
+        wait_until_carried(stable_ends(self.pair.source, self.topics), self.mirror)
 
     def translate(self, *words: str) -> tuple[int, dict[str, Any], str]:
         return translate(self.mirror.config_path, self.group, *words)
@@ -264,36 +122,18 @@ class Move:
         """Each offset of the source's logs, those of records and those between, is translated to where the
         next record's copy is, or to the end. Returns how many of these were of no record, by topic."""
         between: dict[str, int] = {}
-        for topic, count in self.topics.items():
-            for partition in range(count):
-                at_target = places(self.pair.target, topic, partition)
-                if topic == self.compacted:  # there is less at the source now than was carried
-                    at_source = {value: self.written[value] for value in at_target}
-                else:
-                    at_source = places(self.pair.source, topic, partition)
-                    assert at_source.keys() == at_target.keys()
-                end = stable_end(self.pair.source, topic, partition)
-                wanted = []
-                following = max(at_target.values()) + 1
-                values = {offset: value for value, offset in at_source.items()}
-                for offset in range(end, -1, -1):
-                    following = at_target[values[offset]] if offset in values else following
-                    wanted.insert(0, Translation(Answer.EXACT, following))
-                found = asyncio.run(self._translations(SourcePartition("src", topic, partition), end))
-                assert found == wanted, (topic, partition)
-                between[topic] = between.get(topic, 0) + end - len(values)
+        target, source = places(self.pair.target, self.topics), places(self.pair.source, self.topics)
+        for partition, end in stable_ends(self.pair.source, self.topics).items():
+            place = partition.topic, partition.partition
+            at_source, at_target = source[place], target[place]
+            if partition.topic == self.compacted:  # there is less at the source now than was carried
+                at_source = {value: self.written[value] for value in at_target}
+            assert at_source.keys() == at_target.keys()
+            wanted = [Translation(Answer.EXACT, each) for each in next_places(at_source, at_target, end)]
+            name = self.mirror.settings["name"]
+            assert map_translations(self.pair.target, name, partition, end) == wanted, partition
+            between[partition.topic] = between.get(partition.topic, 0) + end - len(at_source)
         return between
-
-    async def _translations(self, partition: SourcePartition, end: int) -> list[Translation]:
-        async with self.pair.target.cluster() as target:
-            reader = MapReader(target, self.mirror.settings["name"])
-            await reader.refresh_positions()
-            await reader.refresh_map({(partition.source, partition.topic)})
-            position = reader.positions.known[partition]
-            chunks = reader.maps[partition]
-            return [
-                chunks.translate(offset, position.next_offset, position.topic_id) for offset in range(end + 1)
-            ]
 
     def superseded(self, at_source: list[Read]) -> list[Read]:
         """What the source may have compacted away after it was carried and before the group came to it: of
@@ -305,7 +145,7 @@ class Move:
         }
         last = {key_of(number): number for number in sorted(read_there)}
         return [
-            (self.compacted, f"{self.compacted}:{number}".encode())
+            (self.compacted, value_of(self.pair.source, self.compacted, number))
             for number in range(200)
             if number not in read_there and number < last.get(key_of(number), 0)
         ]
@@ -322,18 +162,6 @@ class Move:
 
 def is_of_test(each: Read) -> bool:
     return not each[1].startswith(ROLLS)
-
-
-def translate(config: Path, group: str, *words: str) -> tuple[int, dict[str, Any], str]:
-    command = [sys.executable, "-m", "millrace.deploy.cli", "mirror", "translate", "--config", str(config)]
-    done = subprocess.run(
-        [*command, "--group", group, "--json", *words],
-        capture_output=True,
-        text=True,
-        timeout=patience(180),
-        check=False,
-    )
-    return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
 
 @in_pairs("kafka-millrace", "millrace-kafka")
@@ -457,62 +285,3 @@ def test_a_partition_of_which_nothing_was_carried_begins_where_the_target_does(p
     until(lambda: row(1)["is"] == "exact", lambda: str(row(1)))
     assert (row(1)["target_offset"], row(1)["lag"]) == (3, 7)
     assert row(0)["target_offset"] == 0
-
-
-def committed(end: End, group: str, topics: dict[str, int]) -> dict[tuple[str, int], int]:
-    consumer = Consumer({"bootstrap.servers": end.bootstrap, "group.id": group})
-    try:
-        asked = [TopicPartition(topic, n) for topic, count in topics.items() for n in range(count)]
-        answer = consumer.committed(asked, TIMEOUT_S)
-        return {(each.topic, each.partition): each.offset for each in answer if each.offset >= 0}
-    finally:
-        consumer.close()
-
-
-@pytest.mark.long
-@pytest.mark.java
-@pytest.mark.kafka
-@pytest.mark.pairs
-def test_where_sources_merge_it_is_refused_or_leaves_nothing_out(
-    pair_millrace_source: End, pair_kafka_source: End, pair_millrace_target: End, tmp_path: Path
-) -> None:
-    one, two, target = pair_millrace_source, pair_kafka_source, pair_millrace_target
-    suffix = str(time.monotonic_ns())
-    topic, group = f"merged-{suffix}", f"merges-{suffix}"
-    for end in (one, two):
-        create(end, topic, 1)
-        produce(end, topic, 1, range(50))
-    create(target, topic, 1)
-    mirror = MirrorProcess(
-        tmp_path / "mirror",
-        target.bootstrap,
-        {"one": one.bootstrap, "two": two.bootstrap},
-        topics=[topic],
-        name=f"merge-{suffix}",
-    )
-    mirror.start()
-    try:
-        until(lambda: len(everything(target, {topic: 1})) == 100, logs_of=[mirror])
-        at_one = read(one, group, {topic: 1}, at_least=30)
-        at_two = read(two, group, {topic: 1}, at_least=20)
-
-        status, shown, _ = translate(mirror.config_path, group)
-        assert status == 1
-        assert {row["is"] for row in shown["partitions"]} == {"merged"}
-        assert {row["target_offset"] for row in shown["partitions"]} == {None}
-
-        status, shown, said = translate(mirror.config_path, group, "--allow-rereads", "--apply")
-        assert status == 0, said
-        assert len({row["target_offset"] for row in shown["partitions"]}) == 1
-        at_target = read(target, group, {topic: 1})
-        left = Counter(everything(target, {topic: 1})) - Counter(at_one) - Counter(at_two)
-        assert not left - Counter(at_target)
-
-        status, _, said = translate(mirror.config_path, "no-such-group", "--source", "one")
-        assert status != 0
-        assert "no-such-group has committed nothing on one" in said and "Traceback" not in said
-        status, _, said = translate(mirror.config_path, group, "--source", "three")
-        assert status == 1
-        assert "its sources are one, two" in said
-    finally:
-        mirror.kill()
