@@ -17,9 +17,9 @@ from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.protocol.frames import Api
 from millrace.mirror.delivery.exactly_once import transactional_ids
 from millrace.mirror.topics.own_topics import POSITIONS
+from tests.cluster.fed_workers import seen
 from tests.cluster.mirror_process import MirrorProcess, until
 from tests.cluster.several_brokers import brokers_of, end_of
-from tests.cluster.test_mirror_exactly_once import seen
 from tests.cluster.three_brokers import Load, ThreeBrokers
 from tests.conftest import BrokerFactory
 from tests.pairs import Pair, in_pairs

@@ -11,8 +11,7 @@ from millrace.broker.client.admin import create_topic
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.groups import describe_group
 from millrace.mirror.delivery.exactly_once import MAX_LANES_FACTOR, transactional_ids
-from tests.cluster.mirror_process import MirrorProcess, committed_data, end_offset, until
-from tests.cluster.test_mirror_exactly_once import (
+from tests.cluster.fed_workers import (
     GROUP,
     Feed,
     finish,
@@ -21,6 +20,7 @@ from tests.cluster.test_mirror_exactly_once import (
     until_flowing,
     until_shared,
 )
+from tests.cluster.mirror_process import MirrorProcess, committed_data, end_offset, until
 from tests.cluster.transactional import known_ids, told_timeout_ms
 from tests.pairs import Pair, in_pairs
 

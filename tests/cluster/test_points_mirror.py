@@ -18,7 +18,9 @@ from millrace.broker.client.groups import describe_group
 from millrace.broker.client.open_transactions import OpenTransaction, open_transactions
 from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.errors import UnknownTopicOrPartition
+from millrace.mirror.offsets.translation import Answer
 from millrace.mirror.topics.own_topics import POSITIONS
+from millrace.mirror.topics.routes import SourcePartition
 from tests.cluster import mirror_process
 from tests.cluster.fed_workers import (
     GROUP,
@@ -33,6 +35,7 @@ from tests.cluster.fed_workers import (
     until_shared,
 )
 from tests.cluster.mirror_process import MirrorProcess, end_offset
+from tests.cluster.moving_groups import map_translations
 from tests.cluster.test_mirror_exactly_once import stopped_in_a_transaction
 from tests.cluster.transactional import create_topic, known_ids, read
 from tests.pairs import Pair, in_pairs
@@ -302,6 +305,52 @@ def end_of_positions(pair: Pair, mirror: str) -> int:
     async def look() -> int:
         async with pair.target.cluster() as target:
             return await end_offset(target, POSITIONS.of(mirror), 0)
+
+    return asyncio.run(look())
+
+
+@in_pairs("kafka-millrace", "millrace-kafka")
+def test_mirror_at_least_once_dies_around_its_offset_map_and_every_offset_leads_to_a_copy(
+    pair: Pair, fault_at: FaultAt
+) -> None:
+    """From there on nothing is left out of what comes behind the offset."""
+    topic, name = pair.unique("points"), pair.unique("mirror")
+    create_topic(pair.source.server, topic)
+    mirror = pair.mirror([topic], start=False, name=name, delivery="at_least_once", group=NAMED)
+    sent = 0
+    for point, only in (
+        ("acknowledged at least once, offset map not written", None),
+        (ACKNOWLEDGED, r'"next_offset":[1-9]'),
+    ):
+        fault = fault_at(mirror, point, only=only)
+        sent = produce(pair, topic, sent)
+        mirror.start()
+        fault.wait_until_died()
+        assert position(pair, name, topic) == 0
+    mirror.start()
+    sent = produce(pair, topic, sent)
+    until(lambda: position(pair, name, topic) == sent, "all is carried, and on record")
+    copies = copies_of(pair, topic)
+    assert copies.keys() == set(range(sent))
+    assert len(copies[0]) == 3, "what a map speaks of was acknowledged each time"
+    partition = SourcePartition(pair.source.name, topic, 0)
+    for offset, found in enumerate(map_translations(pair.target, name, partition, sent)):
+        assert found.answer is Answer.EXACT and found.target is not None
+        if offset < sent:
+            assert found.target in copies[offset], offset
+        assert all(copies[number][-1] >= found.target for number in range(offset, sent)), offset
+    assert found.target == copies[sent - 1][-1] + 1
+
+
+def copies_of(pair: Pair, topic: str) -> dict[int, list[int]]:
+    """The target offsets of each number, in order."""
+
+    async def look() -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        async with pair.target.cluster() as target:
+            async for record in read_topic_to_end(target, topic):
+                found.setdefault(int(record.value or b"-1"), []).append(record.offset)
+        return found
 
     return asyncio.run(look())
 

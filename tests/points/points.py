@@ -75,7 +75,10 @@ POINTS = {
     "positions written, fence not asked": Point(f"{DELIVERY}.{LANE}._fence", BEFORE, nth=2),
     "fence passed, end not asked for": Point(f"{DELIVERY}.{LANE}._end", BEFORE, nth=2),
     "end answered, lane not told": Point(f"{DELIVERY}.{LANE}._committed", BEFORE, nth=2),
-    # -- and where it has none
+    # -- and where it has none; the first positions are where partitions begin
+    "acknowledged at least once, offset map not written": Point(
+        f"{DELIVERY}.system_records:SystemRecords.write", BEFORE, only=r"^millrace\.offsets\."
+    ),
     "acknowledged at least once, position not written": Point(
         f"{DELIVERY}.at_least_once:AtLeastOnce._write_positions", BEFORE
     ),
