@@ -29,6 +29,16 @@ T = TypeVar("T")
 TIMEOUT_S = 120.0
 
 
+def program_with(constants: Mapping[str, object]) -> Sequence[str]:
+    """The program (`MirrorProcess.program`) in which constants of `millrace.mirror` are others:
+    `{"offsets.map_keeper.INTERVAL_S": 0.2}`. For what nobody wants to wait for."""
+    changes = []
+    for place, value in constants.items():
+        module, _, name = place.rpartition(".")
+        changes.append(f"import millrace.mirror.{module} as changed; changed.{name} = {value!r}; ")
+    return "-c", f"import sys; {''.join(changes)}from millrace.deploy.cli import main; sys.exit(main())"
+
+
 class MirrorProcess:
     """One `millrace mirror run`. `folder` holds its config and log."""
 
@@ -49,7 +59,7 @@ class MirrorProcess:
         self.log_path = folder / "mirror.log"
         self.config_path = folder / "mirror.yaml"
         self.process: forked.Process | None = None
-        self.program = PROGRAM
+        self.program: Sequence[str] = PROGRAM
         self.settings = {
             "name": "aggregate",
             "target": {"cluster": target_name, "bootstrap": [target]} | dict(of_target or {}),

@@ -1,27 +1,34 @@
-"""The offset map on real clusters: what the upkeep joins and forgets there, and who reads it meanwhile."""
+"""The offset map on real clusters: what the upkeep joins and forgets there, by hand and in a running mirror,
+and who reads it meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from uuid import UUID
 
 import pytest
 from confluent_kafka import Producer
 
-from millrace.broker.client.admin import create_topic, delete_topic
+from millrace.broker.client.admin import alter_configs, create_topic, delete_topic
+from millrace.broker.client.group_offsets import CommittedOffset
+from millrace.broker.client.offsets import EARLIEST
 from millrace.broker.errors import FatalError
 from millrace.broker.protocol.records import Record, build_batch
-from millrace.mirror.config import parse_config
+from millrace.mirror.config import load_config, parse_config
 from millrace.mirror.delivery.positions_keeper import PositionsKeeper
 from millrace.mirror.delivery.system_records import SystemRecords
 from millrace.mirror.offsets import map_upkeep
 from millrace.mirror.offsets.map_keeper import MapKeeper
 from millrace.mirror.offsets.map_reader import MapReader
 from millrace.mirror.offsets.offset_map import Runs, map_partition
+from millrace.mirror.offsets.translate import Outcome, Row, Translator
 from millrace.mirror.offsets.translation import Answer, Translation
 from millrace.mirror.topics.own_topics import OFFSET_MAP
 from millrace.mirror.topics.routes import SourcePartition
-from tests.cluster.mirror_process import send, until
+from tests.cluster.mirror_process import MirrorProcess, end_offset, program_with, send, until
+from tests.cluster.moving_groups import map_translations, next_places, places, stable_ends, wait_until_carried
 from tests.pairs import Pair, in_pairs
 from tests.record_deletion import delete_records
 
@@ -75,6 +82,136 @@ async def upkeep(pair: Pair) -> None:
         after = await translations(following, partition)
         assert {each.answer for each in after[: oldest.source_end]} == {Answer.TOO_OLD}
         assert after[oldest.source_end :] == before[oldest.source_end :]
+
+
+SMALL_CHUNKS = {"offsets.offset_map.MAX_TAIL_SIZE": 4}
+"""A chunk of the map is full after a few transactions."""
+TIDY = SMALL_CHUNKS | {
+    "offsets.map_upkeep.WORTH_JOINING": 3,
+    "offsets.map_upkeep.MAX_CHUNK_SIZE": 30,
+    "offsets.map_keeper.FIRST_AFTER_S": 0.0,
+    "offsets.map_keeper.INTERVAL_S": 0.2,
+    "offsets.map_keeper.CHECK_PAUSE_S": 0.1,
+}
+BATCHES, BATCH = 24, 3
+
+
+@pytest.mark.long
+@in_pairs("kafka-millrace", "millrace-kafka")
+def test_map_that_a_running_mirror_tidies_translates_as_before_what_the_target_still_has(pair: Pair) -> None:
+    topic = pair.unique("tidied")
+    mirror = pair.mirror([topic], start=False, config_sync={"enabled": False}, group={"instance_id": "one"})
+    partition, topics = SourcePartition(pair.source.name, topic, 0), {topic: 1}
+
+    async def begin() -> None:
+        async with pair.source.cluster() as source, pair.target.cluster() as target:
+            await create_topic(source, topic, 1, 1)
+            # Small segments, by either's means: Apache Kafka takes none of less than a megabyte.
+            is_ours = pair.target.kind == "millrace"
+            await create_topic(
+                target, topic, 1, 1, {"segment.bytes": "200"} if is_ours else {"segment.ms": "10"}
+            )
+
+    def chunk_starts() -> list[int]:
+        return asyncio.run(_chunk_starts(pair, mirror, partition))
+
+    def check_every_offset(log_start: int = 0) -> None:
+        """By what the copies' places were before the target dropped any."""
+        for offset, place in enumerate(wanted):
+            found = by_translator[offset]
+            if place < log_start:
+                assert (found.outcome, found.target_offset) == (Outcome.TOO_OLD, None), offset
+            else:
+                assert (found.outcome, found.target_offset) == (Outcome.EXACT, place), offset
+
+    asyncio.run(begin())
+    mirror.program = program_with(SMALL_CHUNKS)
+    mirror.start()
+    asyncio.run(_carry_one_by_one(pair, mirror, topic, BATCHES))
+    before = chunk_starts()
+    assert len(before) >= 4
+    (end,) = stable_ends(pair.source, topics).values()
+    (at_source,), (at_target,) = (places(each, topics).values() for each in (pair.source, pair.target))
+    wanted = next_places(at_source, at_target, end)
+    by_map = map_translations(pair.target, mirror.settings["name"], partition, end)
+    assert by_map == [Translation(Answer.EXACT, place) for place in wanted]
+
+    # Joined, by the mirror itself, while it carries on.
+    assert mirror.terminate() == 0
+    mirror.program = program_with(TIDY)
+    mirror.start()
+    asyncio.run(_until(lambda: len(chunk_starts()) < len(before), mirror))
+    assert map_translations(pair.target, mirror.settings["name"], partition, end) == by_map
+    asyncio.run(_carry_one_by_one(pair, mirror, topic, BATCHES))
+    (end,) = stable_ends(pair.source, topics).values()
+    wait_until_carried({partition: end}, mirror)
+    (at_source,), (at_target,) = (places(each, topics).values() for each in (pair.source, pair.target))
+    wanted = next_places(at_source, at_target, end)
+    by_translator = asyncio.run(_rows(pair, mirror, partition, end))
+    check_every_offset()
+
+    # The target drops its first segments, and the mirror what it knew of them.
+    log_start = asyncio.run(_drop_most(pair, topic))
+    asyncio.run(_until(lambda: min(chunk_starts()) > 0, mirror))
+    by_translator = asyncio.run(_rows(pair, mirror, partition, end))
+    check_every_offset(log_start)
+    notes = {row.note for row in by_translator}
+    assert f"the map begins with offset {min(chunk_starts())}" in notes
+    assert "the offset map was tidied" in mirror.log
+
+
+async def _until(condition: Callable[[], bool], mirror: MirrorProcess) -> None:
+    async def holds() -> bool:
+        return await asyncio.to_thread(condition)
+
+    await until(holds, logs_of=[mirror])
+
+
+async def _carry_one_by_one(pair: Pair, mirror: MirrorProcess, topic: str, count: int) -> None:
+    """Each batch is a transaction of its own."""
+    async with pair.source.cluster() as source, pair.target.cluster() as target:
+        first = await end_offset(source, topic, 0)
+        for number in range(first, first + count * BATCH, BATCH):
+            before = await end_offset(target, topic, 0)
+            values = [b"%d" % each for each in range(number, number + BATCH)]
+            now_ms = time.time_ns() // 1_000_000
+            await send(source, topic, 0, build_batch([Record(None, each, (), now_ms) for each in values]))
+
+            async def is_ended(before: int = before) -> bool:
+                # Its records, and the marker behind them.
+                return await end_offset(target, topic, 0) >= before + BATCH + 1
+
+            await until(is_ended, logs_of=[mirror])
+
+
+async def _chunk_starts(pair: Pair, mirror: MirrorProcess, partition: SourcePartition) -> list[int]:
+    async with pair.target.cluster() as target:
+        reader = MapReader(target, mirror.settings["name"])
+        await reader.refresh_map()
+        return sorted(chunk.from_offset for chunk in reader.maps[partition].chunks.values())
+
+
+async def _rows(pair: Pair, mirror: MirrorProcess, partition: SourcePartition, end: int) -> list[Row]:
+    """For a group at each offset up to the end: where it goes on."""
+    async with pair.source.cluster() as source, pair.target.cluster() as target:
+        config, name = load_config(mirror.config_path), mirror.settings["name"]
+        translator = Translator(config, target, {partition.source: source}, MapReader(target, name))
+        found: list[Row] = []
+        for offset in range(end + 1):
+            found += await translator.rows({partition.source: {partition[1:]: CommittedOffset(offset)}})
+        return found
+
+
+async def _drop_most(pair: Pair, topic: str) -> int:
+    """The target's retention takes all but the youngest third of the log; where that begins now."""
+    size = sum(file.stat().st_size for file in pair.target.log_folder(topic, 0).glob("*.log"))
+    async with pair.target.cluster() as target:
+        await alter_configs(target, topic, {"retention.bytes": str(size // 3)})
+
+        async def begins_later() -> int:
+            return (await target.list_offsets({(topic, 0): EARLIEST}))[topic, 0].offset
+
+        return await until(begins_later)
 
 
 @in_pairs("kafka-millrace", "millrace-kafka")

@@ -11,7 +11,6 @@ import asyncio
 import os
 import random
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +22,7 @@ from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.protocol.compression import GZIP, LZ4, SNAPPY
 from millrace.broker.protocol.records import Record, build_batch
-from tests.cluster.mirror_process import MirrorProcess, end_offset, send, until
+from tests.cluster.mirror_process import MirrorProcess, end_offset, program_with, send, until
 from tests.kafka_fixture import SAME_SETTINGS
 from tests.pairs import SMALL_HEAP, SOURCE_NAME, TARGET_NAME, End, Kind
 from tests.peers.kafka import KafkaPeer
@@ -149,24 +148,11 @@ def test_topics_of_old_formats_arrive_as_they_were(
 # --- a target that stands still ---------------------------------------------------------------------------
 
 
-class Hasty(MirrorProcess):
-    """Its transactions may take a quarter of what they otherwise may, so that nobody waits for long."""
-
-    def command(self) -> list[str]:
-        words = super().command()
-        program = (
-            "import sys; from millrace.mirror.delivery import transaction; "
-            f"transaction.TRANSACTION_TIMEOUT_MS = {TRANSACTION_TIMEOUT_MS}; "
-            "from millrace.deploy.cli import main; sys.exit(main())"
-        )
-        return [sys.executable, "-c", program, *words[words.index("mirror") :]]
-
-
 def test_target_frozen_for_longer_than_its_transactions_may_take_loses_and_repeats_nothing(
     own_kafka: KafkaPeer, pair_millrace_source: End, tmp_path: Path
 ) -> None:
     topic = f"frozen-{time.time_ns()}"
-    mirror = Hasty(
+    mirror = MirrorProcess(
         tmp_path,
         own_kafka.bootstrap,
         {SOURCE_NAME: pair_millrace_source.bootstrap},
@@ -175,6 +161,8 @@ def test_target_frozen_for_longer_than_its_transactions_may_take_loses_and_repea
         name=topic,
         group={"session_timeout_ms": 3_000, "rebalance_timeout_ms": 5_000},
     )
+    # A quarter of what they otherwise may take, so that nobody waits for long.
+    mirror.program = program_with({"delivery.transaction.TRANSACTION_TIMEOUT_MS": TRANSACTION_TIMEOUT_MS})
     if own_kafka.pid is None:
         own_kafka.start()
     pid = own_kafka.pid
