@@ -24,7 +24,8 @@ _TODO = {
     "retry, or skip.",
     GapClass.CORRUPT: "The batch is damaged at the source: let a good replica lead there and retry, or skip.",
     GapClass.POSITION_LOST: "Nobody knows how far this partition was carried: skip goes on at the end of "
-    "the source's log, and what lies before it is not carried.",
+    "the source's log, and what lies before it is not carried; retry, as resume, carries the whole log, and "
+    "what was carried before comes twice.",
 }
 
 
