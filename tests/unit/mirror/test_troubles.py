@@ -30,8 +30,9 @@ from millrace.mirror.control.http.bodies import StatusAnswer
 from millrace.mirror.control.sight import trouble_gauges
 from millrace.mirror.delivery import system_records
 from millrace.mirror.delivery.beginnings import Begun
+from millrace.mirror.delivery.gap_records import GapRecords
 from millrace.mirror.delivery.lane import Identity
-from millrace.mirror.gaps.gaps import Gap, GapClass
+from millrace.mirror.gaps.gaps import Gap, GapClass, GapPolicy
 from millrace.mirror.pipeline import PartitionPipeline, State
 from millrace.mirror.topics import topics as topics_module
 from millrace.mirror.topics.own_topics import OFFSET_MAP, POSITIONS, STARTS
@@ -411,10 +412,14 @@ def stopping(scene: Scene) -> PartitionPipeline:
     return scene.pipeline
 
 
-def test_what_a_source_said_before_a_partition_stopped_at_a_gap_is_no_trouble(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("policy", "state"), [(GapPolicy.STOP, State.STOPPED), (GapPolicy.SKIP, State.SKIPPING)]
+)
+def test_what_a_source_said_before_a_partition_stood_at_a_gap_is_no_trouble(
+    monkeypatch: pytest.MonkeyPatch, policy: GapPolicy, state: State
 ) -> None:
     """The gap itself is told elsewhere, and stays for as long as its operator likes."""
+    monkeypatch.setattr(GapRecords, "policy", lambda *_: policy)
 
     async def story(scene: Scene) -> None:
         pipeline = stopping(scene)
@@ -425,7 +430,7 @@ def test_what_a_source_said_before_a_partition_stopped_at_a_gap_is_no_trouble(
         monkeypatch.setattr(scene.reader._logs, "explain", explain)
         scene.reader.add(pipeline)
         await taken(scene.reader, pipeline, replace(answered(OffsetOutOfRange.code), topic="flights"))
-        assert pipeline.state is State.STOPPED
+        assert pipeline.state is state
         scene.reader._forget_what_stands()
         assert scene.told() == []
 
