@@ -91,6 +91,17 @@ OF_AUDIT_READING = (
         ),
     ),
     Mutant(
+        name="made-anew-told-by-no-gap",
+        promise="What a topic held that was made anew before the first look is no loss, however late.",
+        file="audit/runs/reading_plan.py",
+        rule="        if gap.topic_id:\n",
+        instead="        if False:\n",
+        red=(
+            f"{JOB}/test_doubtful_captures.py"
+            "::test_nor_is_what_it_held_a_loss_once_the_mirror_has_gone_on_in_the_new_one",
+        ),
+    ),
+    Mutant(
         name="gap-of-another-target",
         promise="A gap explains nothing of a cluster that another mirror fills.",
         file="audit/runs/reading_plan.py",
