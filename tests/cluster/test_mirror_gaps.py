@@ -14,11 +14,11 @@ import pytest
 
 from millrace.broker.client.admin import alter_configs, delete_topic
 from millrace.broker.client.offsets import EARLIEST
-from millrace.broker.protocol.batch import iterate_batches
 from millrace.broker.protocol.records import MAX_DECOMPRESSED_SIZE, Record, build_batch
 from millrace.mirror.delivery.checkpoints import encode_key
 from millrace.mirror.topics.own_topics import OFFSET_MAP, POSITIONS
 from millrace.mirror.topics.routes import SourcePartition
+from tests.cluster.damaged_batches import damage
 from tests.cluster.gap_stories import (
     EXACTLY_ONCE,
     NOW_MS,
@@ -310,7 +310,7 @@ def test_each_class_has_a_policy_of_its_own(pair: Pair) -> None:
             await gap.send(b"0")
             await send(gap.source, gap.topic, 0, bomb)
             await gap.send(b"2", b"3" * 300_000, b"4", b"5")
-            _damage(pair, gap.topic, 4, "records")
+            damage(pair, gap.topic, 4, "records")
             gap.start()
             await gap.is_stopped_at("unpacked_too_large", 1, 2)
             await gap.has(STOP, b"0")
@@ -329,24 +329,6 @@ def test_each_class_has_a_policy_of_its_own(pair: Pair) -> None:
     asyncio.run(story())
 
 
-PLACES = {"length": 11, "low bit of the base offset": 7, "high bit of the base offset": 3}
-
-
-def _damage(pair: Pair, topic: str, number: int, where: str) -> None:
-    """Flips a bit of the source's disk: in the last byte of a batch, or at a place of its header."""
-    batches = [
-        (path, data, position, header)
-        for path in sorted(pair.source.log_folder(topic, 0).glob("*.log"))
-        for data in [path.read_bytes()]
-        for position, header in iterate_batches(memoryview(data))
-    ]
-    path, data, position, header = batches[number]
-    place = position + (header.size - 1 if where == "records" else PLACES[where])
-    with path.open("r+b") as file:
-        file.seek(place)
-        file.write(bytes([data[place] ^ 0x10]))
-
-
 @in_each_delivery()
 @in_pairs("millrace-kafka", "kafka-millrace")
 def test_flipped_bit_on_the_sources_disk(pair: Pair, delivery: str) -> None:
@@ -354,13 +336,13 @@ def test_flipped_bit_on_the_sources_disk(pair: Pair, delivery: str) -> None:
         async with GapStory(pair, delivery) as gap:
             await gap.create_source()
             await gap.send(b"0", [one(b"1"), one(b"2")], b"3", b"4")
-            _damage(pair, gap.topic, 1, "records")
+            damage(pair, gap.topic, 1, "records")
             gap.start()
             await gap.is_stopped_at("corrupt", 1, 3)
             await gap.has(STOP, b"0")
             await gap.has(SKIP, b"0", b"3", b"4")
             await gap.has_skipped("corrupt", 1, 3)
-            _damage(pair, gap.topic, 1, "records")  # flipped back: the disk was repaired
+            damage(pair, gap.topic, 1, "records")  # flipped back: the disk was repaired
             gap.post("/retry", STOP)
             await gap.has(STOP, b"0", b"1", b"2", b"3", b"4")
 
@@ -375,7 +357,7 @@ def test_flipped_bit_in_a_batchs_length(pair: Pair) -> None:
         async with GapStory(pair) as gap:
             await gap.create_source()
             await gap.send(b"0", b"1", b"2", b"3")
-            _damage(pair, gap.topic, 1, "length")
+            damage(pair, gap.topic, 1, "length")
             gap.start()
             await gap.is_stopped_at("corrupt", 1, 4)
             await gap.has_skipped("corrupt", 1, 4)
@@ -416,7 +398,7 @@ def test_flipped_bit_in_a_batchs_base_offset(pair: Pair, is_alone: bool, damaged
             await gap.create_targets()
             await gap.create_source(**configs)
             await gap.send(*number)
-            _damage(pair, gap.topic, damaged, where)
+            damage(pair, gap.topic, damaged, where)
             gap.start()
             await gap.is_stopped_at("corrupt", damaged, damaged + 1)
             await gap.has(STOP, *number[:damaged])
