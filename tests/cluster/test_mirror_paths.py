@@ -12,7 +12,7 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -86,7 +86,8 @@ def batches_on_disk(folder: Path, only: Container[bytes | None] | None = None) -
         for position, header in iterate_batches(data):
             batch = data[position : position + header.size]
             verify_crc(batch, 0, header)
-            if not header.is_control and (only is None or read_records(batch)[0].value in only):
+            is_data = header.record_count > 0 and not header.is_control
+            if is_data and (only is None or read_records(batch)[0].value in only):
                 yield header, bytes(batch[HEADER_SIZE:])
 
 
@@ -105,10 +106,26 @@ async def carried(pair: Pair, topics: Sequence[str], **config: Any) -> MirrorPro
     return mirror
 
 
-def paths_taken(mirror: MirrorProcess) -> dict[str, int]:
-    """Batches by path, as /metrics counts them."""
-    line = re.compile(r'millrace_mirror_batches_total\{[^}]*path="(\w+)"[^}]*\} (\S+)')
+def paths_taken(mirror: MirrorProcess, counted: str = "batches") -> dict[str, int]:
+    """Batches by path, as /metrics counts them; or their `path_records`, or their `path_bytes`."""
+    line = re.compile(rf'millrace_mirror_{counted}_total\{{[^}}]*path="(\w+)"[^}}]*\}} (\S+)')
     return {path: int(float(count)) for path, count in line.findall(mirror.get("/metrics")[1])}
+
+
+def check_counted(pair: Pair, mirror: MirrorProcess, committed: Mapping[str, Sequence[Seen]]) -> None:
+    """Over the paths that carry, records and bytes are those of the source's batches: none twice, none but
+    what is carried. `committed`: the records of each topic."""
+    headers = [
+        header
+        for topic, records in committed.items()
+        for header, _ in batches_on_disk(pair.source.log_folder(topic, 0), {each.value for each in records})
+    ]
+    assert sum(header.record_count for header in headers) == sum(map(len, committed.values()))
+    records, sizes = paths_taken(mirror, "path_records"), paths_taken(mirror, "path_bytes")
+    assert sum(records.values()) == sum(header.record_count for header in headers), records
+    assert sum(sizes.values()) == sum(header.size for header in headers), sizes
+    assert records.keys() == sizes.keys() == paths_taken(mirror).keys() - {"drop"}
+    assert min(*records.values(), *sizes.values()) > 0
 
 
 def some_records(rng: random.Random, count: int, size: int, first: int = 0) -> list[Record]:
@@ -266,8 +283,9 @@ async def all_kinds_of_topics(pair: Pair) -> None:
     topics = [codecs, appended, transactions, compacted]
     mirror = await carried(pair, topics)
     here, there = (JavaTools(end.bootstrap, pair.folder) for end in (pair.source, pair.target))
+    committed: dict[str, list[Seen]] = {}
     for topic in topics:
-        expected = await asyncio.to_thread(read, pair.source, topic)
+        expected = committed[topic] = await asyncio.to_thread(read, pair.source, topic)
         assert expected and await asyncio.to_thread(read, pair.target, topic) == expected, topic
         if topic != compacted:  # the target's cleaner may be at its files
             found = await asyncio.to_thread(dumped, there, pair.target.log_folder(topic, 0))
@@ -279,6 +297,7 @@ async def all_kinds_of_topics(pair: Pair) -> None:
     taken = paths_taken(mirror)
     assert taken.keys() >= {"pass_through", "rebuild", "coalesce", "drop"}, taken
     assert taken["coalesce"] >= 2 * 5 * 30, "each run of tiny batches was merged"
+    check_counted(pair, mirror, committed)
 
 
 @pytest.mark.long
@@ -413,6 +432,7 @@ async def at_the_limit(pair: Pair) -> None:
     taken = paths_taken(mirror)
     assert taken["split"] == 1 + len(CODEC_NAMES), taken
     assert taken["pass_through"] >= 2 and taken["coalesce"], taken
+    check_counted(pair, mirror, {topic: expected})
     largest = max(header.size for header, _ in batches_on_disk(pair.target.log_folder(topic, 0)))
     assert largest == limit
 
