@@ -13,7 +13,8 @@ from typing import Any
 from tests.cluster.mirror_process import MirrorProcess, until
 from tests.waiting import patience
 
-PATH = {"PATH": os.environ["PATH"]}
+# Where programs and modules are: a copy of the product under test is found by it.
+PATH = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
 
 
 def command(mirror: MirrorProcess, *words: str, expect: int = 0) -> str:
@@ -35,13 +36,14 @@ def command(mirror: MirrorProcess, *words: str, expect: int = 0) -> str:
 
 
 def call(
-    mirror: MirrorProcess, method: str, path: str, body: Any = None, **headers: str
+    mirror: MirrorProcess, method: str, path: str, body: Any = None, *, at: str = "127.0.0.1", **headers: str
 ) -> tuple[int, dict[str, Any], Any]:
-    """A request as any HTTP client makes it: status, headers (lower case), body (JSON where it is)."""
+    """A request as any HTTP client makes it: status, headers (lower case), body (JSON where it is). `at`: by
+    which address of this machine."""
     data = None if body is None else json.dumps(body).encode()
     named = {"Content-Type": "application/json"} if data is not None else {}
     named |= {key.replace("_", "-"): value for key, value in headers.items()}
-    request = urllib.request.Request(f"http://127.0.0.1:{mirror.port}{path}", data, named, method=method)
+    request = urllib.request.Request(f"http://{at}:{mirror.port}{path}", data, named, method=method)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         answer = opener.open(request, timeout=patience())
