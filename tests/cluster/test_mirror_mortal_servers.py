@@ -30,6 +30,7 @@ from tests.cluster.gap_stories import (
     one,
     values,
 )
+from tests.cluster.mirror_calls import command
 from tests.cluster.mirror_process import TIMEOUT_S, send, until
 from tests.pairs import End, Pair, in_pairs
 from tests.waiting import patience, until_async
@@ -157,6 +158,47 @@ def test_source_that_is_away_holds_up_no_other(pair: Pair, second_source: End) -
             # Not a connection of before: this one's server was killed.
             async with pair.source.cluster() as again:
                 await carry(again, own)
+
+    asyncio.run(story())
+
+
+@in_pairs("millrace-millrace", "millrace-kafka", "kafka-kafka", mortal=True)
+def test_worker_whose_target_is_away_is_not_ready_until_it_is_back(pair: Pair) -> None:
+    """Also one that has nothing to carry, and learns of it by the group alone."""
+    topic = pair.unique("flights")
+
+    async def story() -> None:
+        async with pair.source.cluster() as source:
+            await create_topic(source, topic, 1, 1)
+            await send(source, topic, 0, build_batch([one(b"before")]))
+            mirror = pair.mirror([topic], group=GROUP)
+
+            async def has(*wanted: bytes) -> bool:
+                async with pair.target.cluster() as target:
+                    is_there = await values(target, topic) == list(wanted)
+                return is_there and mirror.get("/readyz") == (200, "ready\n")
+
+            await until(lambda: has(b"before"), logs_of=[mirror])
+            pair.target.server.kill()
+            try:
+                said = f"not ready; target {pair.target.name} does not answer: {pair.target.bootstrap}"
+                up = f'millrace_mirror_target_up{{target="{pair.target.name}"}} 0.0'
+
+                async def is_told() -> bool:
+                    (status, text), told = mirror.get("/readyz"), mirror.status()["target"]
+                    is_down = not told["connected"] and pair.target.bootstrap in (told["error"] or "")
+                    is_said = status == 503 and text.startswith(said)
+                    return is_said and is_down and up in mirror.get("/metrics")[1]
+
+                await until(is_told, lambda: f"{mirror.get('/readyz')} {mirror.status()['target']}")
+                assert mirror.get("/healthz") == (200, "ok\n")
+                shown = command(mirror, "status")
+                assert "target down · 1 worker · " in shown.splitlines()[0]
+                assert f"cannot reach target {pair.target.name}: " in shown
+                await send(source, topic, 0, build_batch([one(b"meanwhile")]))
+            finally:
+                await start_again(pair.target)
+            await until(lambda: has(b"before", b"meanwhile"), logs_of=[mirror])
 
     asyncio.run(story())
 
