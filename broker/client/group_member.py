@@ -45,6 +45,7 @@ id from the server as of KIP-394, static members), SyncGroup 3-5, Heartbeat 3-4,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import enum
 import inspect
@@ -68,6 +69,7 @@ from millrace.broker.client.group_offsets import (
 )
 from millrace.broker.client.retry import REQUEST_BACK_OFF
 from millrace.broker.errors import (
+    AccessRefused,
     ClusterUnreachable,
     FencedInstanceId,
     IllegalGeneration,
@@ -173,6 +175,7 @@ class GroupMember:
         self._lost_by: MillraceError | None = None
         self._heard_at = 0.0  # the coordinator has taken this for a member so late at least
         self._trouble = ""
+        self._not_let_in = asyncio.Event()
         self._step: _Step | None = None  # None: a share is held, or nothing was begun
         self._step_began_at = 0.0
         self._turned_at, self._was_frozen = (
@@ -295,6 +298,7 @@ class GroupMember:
         finally:
             telling.cancel()
             self._trouble = ""
+            self._not_let_in.clear()
 
     async def _join_again_and_again(self) -> bytes | None:
         failure_count, pause_s = 0, 0.0
@@ -309,6 +313,8 @@ class GroupMember:
                 continue  # the very next join waits in the server: no pause is needed
             except (KafkaError, ProtocolError, ClusterUnreachable) as error:
                 self._trouble = str(error)
+                if isinstance(error, AccessRefused):
+                    self._not_let_in.set()
                 if self._step in _WAITED_FOR or self._step is _Step.RECORDING:
                     self._left_waiting = True
                 self._enter(_Step.REACHING)
@@ -327,12 +333,14 @@ class GroupMember:
         self._step_began_at = asyncio.get_running_loop().time()
 
     async def _tell_of_waiting(self) -> None:
-        """One line at intervals: what is waited for may never come, and nothing else would say so."""
+        """One line at intervals: what is waited for may never come, and nothing else would say so. A login or
+        a certificate that is refused is told at once: it takes somebody who changes it."""
         loop = asyncio.get_running_loop()
-        began, pause_s = loop.time(), _TOLD_AFTER_S
+        began = loop.time()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_TOLD_AFTER_S):
+                await self._not_let_in.wait()
         while True:
-            await asyncio.sleep(pause_s)
-            pause_s = _TOLD_AGAIN_AFTER_S
             log.warning(
                 "no seat in the group yet",
                 cluster=self.cluster.name,
@@ -340,6 +348,7 @@ class GroupMember:
                 waiting_s=round(loop.time() - began),
                 reason=self.trouble or "it is asked for",
             )
+            await asyncio.sleep(_TOLD_AGAIN_AFTER_S)
 
     async def _hold(self, share: bytes) -> None:
         """The assigned state: callbacks with heartbeats beside them, until the share must be given back."""

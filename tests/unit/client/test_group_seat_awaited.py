@@ -11,9 +11,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from millrace.broker.client import group_member
+from millrace.broker.client.security import Secret, Security
 from millrace.broker.protocol.frames import Api, RequestHead
 from tests.servers import free_port
-from tests.unit.client.cluster_stage import cluster, hold
+from tests.unit.client.cluster_stage import FakeBroker, cluster, hold
 from tests.unit.client.group_stage import Coordinator, Events, member, never
 from tests.unit.client.scripted_server import ScriptedServer
 from tests.waiting import patience
@@ -45,6 +46,28 @@ def test_seat_that_is_asked_for_in_vain_is_told_at_intervals(monkeypatch: pytest
                 await until(lambda: events.has_share)
                 monkeypatch.setattr(group_member, "_LONG_S", -1.0)
                 assert one.trouble == "", "there is a seat"
+
+    asyncio.run(main())
+
+
+def test_login_that_is_refused_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that knows no logins refuses each. Other reasons have a while to pass by themselves."""
+    monkeypatch.setattr(group_member, "_TOLD_AFTER_S", 3_600.0)
+    login = {"mechanism": "PLAIN", "username": "worker", "password": Secret.of("sesame")}
+    security = Security.model_validate({"protocol": "SASL_PLAINTEXT", "sasl": login})
+    versions = {int(api): (0, 12) for api in Api if api != Api.SASL_HANDSHAKE}
+
+    async def main() -> None:
+        with capture_logs() as lines:
+            async with (
+                FakeBroker(versions=versions) as broker,
+                cluster(broker.server.address, security=security) as ewr,
+                member(ewr, Events()),
+            ):
+                await until(lambda: lines)
+        (told,) = lines
+        assert (told["event"], told["cluster"]) == ("no seat in the group yet", "ewr")
+        assert "the server knows no logins" in told["reason"]
 
     asyncio.run(main())
 
