@@ -36,7 +36,7 @@ from tests.pairs import (  # noqa: F401
 )
 from tests.peers import spark_classes
 from tests.points.fault import fault_at  # noqa: F401
-from tests.secure_kafka import secure_kafka  # noqa: F401
+from tests.secure_kafka import second_secure_kafka, secure_kafka  # noqa: F401
 from tests.servers import BrokerProcess, ZooKeeper
 
 # A first call compiles kernels, and a machine stands still at times: how long an example takes says nothing.

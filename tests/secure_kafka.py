@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from tests.peers.kafka import TEST_JVM_OPTIONS, KafkaPeer
 CHANGING_USER = "changing"
 USER, PASSWORD = "mirror", "päss-ª=wörd"
 """The password has characters that SASLprep would change; Apache Kafka leaves them as they are."""
+SECOND_USER, SECOND_PASSWORD = "mirror-too", "the-other-key-4711"
 
 SESSION_MS = 3_000
 _BROKER = 4
@@ -52,27 +53,37 @@ _JAAS = "org.apache.kafka.common.security"
 class SecureKafka:
     """See the module's text."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        user: str = USER,
+        password: str = PASSWORD,
+        listeners: Mapping[str, str] = LISTENERS,
+    ) -> None:
         self.folder = folder
+        self.user = user
+        self.secret = password
+        self._listeners = listeners
         self._renewals = 0
         self.authority = Authority(folder / "ca")
         self.stranger = Authority(folder / "stranger", "Somebody else's CA")
         self.client = self.authority.issue("client", password="key password")
         self.issuer = TokenIssuer(folder / "tokens")
         secret = folder / "password"
-        secret.write_text(PASSWORD + "\n", encoding="utf-8")
+        secret.write_text(password + "\n", encoding="utf-8")
         self.password = {"file": str(secret)}
         allowed = f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={self.issuer.jwks.as_uri()}"
         users = [
-            f"{mechanism}=[name={name},password={PASSWORD}]"
+            f"{mechanism}=[name={name},password={password}]"
             for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512")
-            for name in (USER, CHANGING_USER)
+            for name in (user, CHANGING_USER)
         ]
         self.peer = KafkaPeer(
             folder / "kafka",
             settings=self._settings(),
             jvm_options=(*TEST_JVM_OPTIONS, "-Dfile.encoding=UTF-8", "-Dsun.jnu.encoding=UTF-8", allowed),
-            listeners=LISTENERS,
+            listeners=listeners,
             format_arguments=tuple(word for user in users for word in ("--add-scram", user)),
         )
 
@@ -85,7 +96,7 @@ class SecureKafka:
 
     def login(self, mechanism: str = "SCRAM-SHA-256", **more: Any) -> dict[str, Any]:
         """The `sasl:` section of the user that this cluster knows."""
-        return {"mechanism": mechanism, "username": USER, "password": self.password, **more}
+        return {"mechanism": mechanism, "username": self.user, "password": self.password, **more}
 
     def own_certificate(self) -> dict[str, str | dict[str, str]]:
         """What to add to `ssl:` for the client's certificate."""
@@ -149,7 +160,8 @@ class SecureKafka:
             "sasl.oauthbearer.expected.audience": self.issuer.AUDIENCE,
             "sasl.oauthbearer.expected.issuer": self.issuer.ISSUER,
         }
-        for listener, certificate in stores.items():
+        for listener in stores.keys() & self._listeners.keys():
+            certificate = stores[listener]
             keystore = self.folder / f"{listener}.keystore.pem"
             keystore.write_text(certificate.keystore)
             name = f"listener.name.{listener.lower()}.ssl"
@@ -160,7 +172,7 @@ class SecureKafka:
                 f"{name}.truststore.location": str(trust),
                 f"{name}.client.auth": "required" if listener == "MTLS" else "none",
             }
-        for listener, protocol in LISTENERS.items():
+        for listener, protocol in self._listeners.items():
             if protocol.startswith("SASL"):
                 settings |= self._login_settings(f"listener.name.{listener.lower()}")
         settings["listener.name.scramonly.sasl.enabled.mechanisms"] = "SCRAM-SHA-512"
@@ -171,13 +183,12 @@ class SecureKafka:
 
     def _login_settings(self, name: str) -> dict[str, str]:
         # A properties file is read as Latin-1: what is not in it is written as an escape.
-        password = PASSWORD.encode("ascii", "backslashreplace").decode().replace("\\xe4", "\\u00e4")
-        password = password.replace("\\xaa", "\\u00aa").replace("\\xf6", "\\u00f6")
+        password = "".join(each if each.isascii() else f"\\u{ord(each):04x}" for each in self.secret)
         oauth = f"{_JAAS}.oauthbearer"
         scram = f"{_JAAS}.scram.ScramLoginModule required;"
         return {
             f"{name}.plain.sasl.jaas.config": (
-                f'{_JAAS}.plain.PlainLoginModule required user_{USER}="{password}";'
+                f'{_JAAS}.plain.PlainLoginModule required user_{self.user}="{password}";'
             ),
             f"{name}.scram-sha-256.sasl.jaas.config": scram,
             f"{name}.scram-sha-512.sasl.jaas.config": scram,
@@ -191,7 +202,23 @@ class SecureKafka:
 @pytest.fixture(scope="session")
 def secure_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureKafka]:
     """One node for a module; its tests use topics, groups and mirrors of their own."""
-    kafka = SecureKafka(tmp_path_factory.mktemp("secure-kafka"))
+    yield from _started(SecureKafka(tmp_path_factory.mktemp("secure-kafka")))
+
+
+@pytest.fixture(scope="session")
+def second_secure_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureKafka]:
+    """Another one, with a CA, a user and a token issuer of its own, and one way in."""
+    yield from _started(
+        SecureKafka(
+            tmp_path_factory.mktemp("second-secure-kafka"),
+            user=SECOND_USER,
+            password=SECOND_PASSWORD,
+            listeners={"SECURE": LISTENERS["SECURE"]},
+        )
+    )
+
+
+def _started(kafka: SecureKafka) -> Iterator[SecureKafka]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LC_ALL", "C.UTF-8")  # the password goes to the storage tool as an argument
         kafka.peer.start()

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 from confluent_kafka import Producer
 
 from tests.cluster.audited_topics import DEADLINE_S
@@ -53,7 +52,8 @@ def mock_cluster() -> Iterator[str]:
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Callable[..., MirrorProcess]]:
-    """`launch(name, target, target_security, sources)` with sources {name: (address, topic, security)}."""
+    """`launch(name, target, target_security, sources)` with sources {name: (address, topic, security)};
+    further keys are each source's."""
     started: list[MirrorProcess] = []
 
     def make(
@@ -61,6 +61,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., MirrorProcess]]:
         target: str,
         target_security: Section | None,
         sources: dict[str, tuple[str, str, Section | None]],
+        **each_source: object,
     ) -> MirrorProcess:
         mirror = MirrorProcess(tmp_path / name, target, {}, name=name)
         settings = mirror.settings
@@ -68,10 +69,11 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., MirrorProcess]]:
             settings["target"]["security"] = target_security
         settings["sources"] = [
             {"cluster": cluster, "bootstrap": [address], "topics": {"include": [topic]}}
+            | each_source
             | ({"security": security} if security is not None else {})
             for cluster, (address, topic, security) in sources.items()
         ]
-        mirror.config_path.write_text(yaml.safe_dump(settings))
+        mirror.rewrite()
         started.append(mirror)
         return mirror.start()
 

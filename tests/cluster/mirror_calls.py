@@ -8,8 +8,10 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from typing import Any
 
+from tests import forked
 from tests.cluster.mirror_process import MirrorProcess, until
 from tests.waiting import patience
 
@@ -17,8 +19,23 @@ from tests.waiting import patience
 PATH = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
 
 
-def command(mirror: MirrorProcess, *words: str, expect: int = 0) -> str:
-    """What `millrace mirror …` says, on standard output or as its error; asked of this worker."""
+def check(mirror: MirrorProcess, *words: str) -> tuple[int, str]:
+    """`millrace mirror check` (or what `words` say) with the config of a mirror: exit status, and all that it
+    says."""
+    log = mirror.log_path.with_name("check.log")
+    log.unlink(missing_ok=True)
+    words = (*mirror.program, "mirror", *(words or ("check",)), "--config", str(mirror.config_path))
+    status = forked.start([sys.executable, *words], log=log).wait(patience(180))
+    said = log.read_text()
+    assert "Traceback" not in said, said
+    return status, said
+
+
+def command(
+    mirror: MirrorProcess, *words: str, expect: int = 0, environment: Mapping[str, str] | None = None
+) -> str:
+    """What `millrace mirror …` says, on standard output or as its error; asked of this worker. `environment`:
+    what its secrets are taken from."""
     done = subprocess.run(
         [sys.executable, "-m", "millrace.deploy.cli", "mirror", *words, "--config", str(mirror.config_path)],
         capture_output=True,
@@ -26,7 +43,7 @@ def command(mirror: MirrorProcess, *words: str, expect: int = 0) -> str:
         timeout=patience(90),
         check=False,
         # A terminal's settings and proxies of the machine that runs the tests mean nothing here.
-        env={**PATH, "http_proxy": "http://127.0.0.1:1"},
+        env={**PATH, "http_proxy": "http://127.0.0.1:1", **(environment or {})},
     )
     assert done.returncode == expect, (done.returncode, done.stdout, done.stderr, mirror.log[-3000:])
     assert "Traceback" not in done.stderr

@@ -73,11 +73,20 @@ class MirrorProcess:
             "discovery_interval_ms": 500,
             **more,
         }
-        self.config_path.write_text(yaml.safe_dump(self.settings))
+        self.rewrite()
 
     @property
     def log(self) -> str:
         return self.log_path.read_text() if self.log_path.exists() else ""
+
+    def rewrite(self) -> None:
+        """The settings as they are now into the file."""
+        self.config_path.write_text(yaml.safe_dump(self.settings))
+
+    def lines_of(self, key: str) -> list[int]:
+        """Numbers of the lines of the file that begin with this key."""
+        lines = self.config_path.read_text().splitlines()
+        return [number for number, line in enumerate(lines, 1) if line.lstrip(" -").startswith(f"{key}:")]
 
     def command(self) -> list[str]:
         words = [sys.executable, *self.program, "mirror", "run"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,12 +16,16 @@ import yaml
 from millrace.broker.client.admin import create_topic
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.group_offsets import CommittedOffset, commit_offsets
+from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.errors import ClusterUnreachable
 from millrace.broker.protocol.operations import Operation
+from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror import daemon
 from millrace.mirror.checks import check as check_module
 from millrace.mirror.checks.check import Finding, Severity, check, refuse_wrong_start, run
 from millrace.mirror.config import MirrorConfig, load_config
+from tests.cluster.mirror_calls import check as told_by
+from tests.cluster.mirror_process import MirrorProcess, send
 from tests.conftest import BrokerFactory
 from tests.kafka_fixture import JVM_OPTIONS
 from tests.pairs import Pair, in_pairs
@@ -27,7 +33,7 @@ from tests.peers.kafka import KafkaPeer
 from tests.ports import free_port
 from tests.raw_client import RawClient
 from tests.servers import BrokerProcess, ZooKeeper
-from tests.waiting import until
+from tests.waiting import patience, until, until_async
 
 TOPIC, GROUP, CLUSTER, TRANSACTIONAL_ID = 2, 3, 4, 5
 ALL, DENY, ALLOW, LITERAL = 2, 2, 3, 3
@@ -142,36 +148,77 @@ def test_target_without_the_apis_of_transactions_is_told_and_at_least_once_is_of
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    make_topics(broker.bootstrap, {"plain-a": (1, {})})
+    make_topics(broker.bootstrap, {"plain-a": (2, {})})
     target = WithoutTransactions(zookeeper.chroot(), tmp_path / "target").start()
+    mirror = MirrorProcess(
+        tmp_path / "mirror",
+        target.bootstrap,
+        {"one": broker.bootstrap},
+        topics=["plain-a"],
+        delivery="exactly_once",
+    )
     try:
-
-        def config(delivery: str) -> Path:
-            sources = {"one": broker.bootstrap}
-            return write_config(tmp_path, target.bootstrap, sources, ["plain-a"], delivery=delivery)
-
-        path = config("at_least_once")
-        assert not [each for each in findings(path) if "transactions" in each.message]
-        path = config("exactly_once")
-        (found,) = (str(each) for each in findings(path))
-        assert found.startswith("error    mirror.yaml:6: delivery: agg: it lacks transactions: ")
-        assert "`delivery: at_least_once`" in found
-        capfd.readouterr()
-        assert daemon.run(path) == 2
-        last = capfd.readouterr().err.strip().splitlines()[-1]
-        assert last == f"millrace mirror: {found.removeprefix('error    ')}"
+        status, said = told_by(mirror)
+        assert status == 2
+        (found,) = (line for line in said.splitlines() if line.startswith("error"))
+        (number,) = mirror.lines_of("delivery")
+        assert re.fullmatch(
+            rf"error    mirror\.yaml:{number}: delivery: agg: it lacks transactions: .*: "
+            "ADD_PARTITIONS_TO_TXN is spoken here in versions 1-3, there in none; choose `delivery: "
+            "at_least_once`, which repeats records after a failure",
+            found,
+        ), found
+        process = mirror.start().process
+        assert process is not None and process.wait(patience(90)) == 2, mirror.log
+        assert mirror.log.splitlines()[-1] == f"millrace mirror: {found.removeprefix('error    ')}"
 
         # Where the check says nothing (it could not look), the lanes do.
         async def silent(config: MirrorConfig) -> None:
             return None
 
         monkeypatch.setattr(daemon, "refuse_wrong_start", silent)
-        assert daemon.run(path) != 0
+        mirror.settings["name"] = "unchecked"  # nobody waits for the seat of the one before
+        mirror.rewrite()
+        capfd.readouterr()
+        assert daemon.run(mirror.config_path) != 0
         last = capfd.readouterr().err.strip().splitlines()[-1]
         assert last.startswith("millrace mirror: target agg lacks what delivery: exactly_once needs (")
         assert last.endswith("set delivery: at_least_once in the mirror's config")
+
+        # What is offered is taken, and works.
+        mirror.settings |= {"name": "offered", "delivery": "at_least_once"}
+        mirror.rewrite()
+        status, said = told_by(mirror)
+        assert status == 0 and "transaction" not in said, said
+        asyncio.run(carries_a_hundred(mirror, broker, target, "plain-a"))
+        assert mirror.terminate() == 0, mirror.log
     finally:
+        mirror.kill()
         target.kill()
+
+
+async def carries_a_hundred(
+    mirror: MirrorProcess, source: BrokerProcess, target: BrokerProcess, topic: str
+) -> None:
+    """Before its start and after it, in both partitions."""
+    async with Cluster("one", [source.bootstrap]) as one, Cluster("agg", [target.bootstrap]) as agg:
+        numbers: dict[int, list[bytes]] = {0: [], 1: []}
+        for number in range(100):
+            if number == 50:
+                mirror.start()
+            value = f"{number}".encode()
+            numbers[number % 2].append(value)
+            now_ms = time.time_ns() // 1_000_000
+            await send(one, topic, number % 2, build_batch([Record(None, value, (), now_ms)]))
+
+        async def are_there() -> dict[int, list[bytes]] | None:
+            found: dict[int, list[bytes]] = {0: [], 1: []}
+            if topic in (await agg.metadata([topic], max_age_ms=0)).topics:
+                async for record in read_topic_to_end(agg, topic, read_committed=False):
+                    found[record.partition].append(record.value or b"")
+            return found if sum(map(len, found.values())) >= 100 else None
+
+        assert await until_async(are_there, logs_of=[mirror], every_s=0.1) == numbers
 
 
 @pytest.mark.java
@@ -204,12 +251,14 @@ def test_wanted_rate_is_compared_with_what_round_trip_and_buffers_allow(
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaPeer]:
-    """Everyone may do everything but what a test denies to everyone. One broker, and transactions that want
-    three replicas."""
+    """Everyone may do everything but what a test denies to everyone. One broker, transactions that want three
+    replicas, and defaults of its own for new topics."""
     settings = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "allow.everyone.if.no.acl.found": "true",
         "transaction.state.log.replication.factor": "3",
+        "message.max.bytes": "700000",
+        "compression.type": "gzip",
     }
     folder = tmp_path_factory.mktemp("guarded")
     with KafkaPeer(folder, settings=settings, jvm_options=JVM_OPTIONS) as peer:
@@ -327,6 +376,27 @@ def test_missing_permissions_on_a_target_are_listed_and_end_the_start(
     last = capfd.readouterr().err.strip().splitlines()[-1]
     assert last.startswith("millrace mirror: mirror.yaml:")
     assert any(line in last for line in said.splitlines())
+
+
+@pytest.mark.java
+@pytest.mark.kafka
+def test_topics_that_are_yet_to_be_made_are_held_against_the_targets_defaults(
+    guarded: KafkaPeer, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    """One sets its limit itself and will have it there."""
+    make_topics(broker.bootstrap, {f"new-{name}": (1, {}) for name in "ab"})
+    make_topics(broker.bootstrap, {"new-own": (1, {"max.message.bytes": "900000"})})
+    path = write_config(
+        tmp_path, guarded.bootstrap, {"one": broker.bootstrap}, ["new-.*"], delivery="at_least_once"
+    )
+    place = "warning  mirror.yaml:4: sources[0].topics.include: agg/"
+    assert [str(each) for each in findings(path, Severity.WARNING)] == [
+        f"{place}new-a, agg/new-b: max.message.bytes 700000 is below the source's 1048588: larger batches "
+        "are split, and a record that is too large alone stops its partition (gaps.too_large); raise it at "
+        "the target",
+        f"{place}new-a, agg/new-b, agg/new-own: compression.type gzip makes the target compress every batch "
+        "again; with producer it keeps them as they are",
+    ]
 
 
 @pytest.mark.java

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import subprocess
 
 import pytest
 import yaml
@@ -13,9 +12,9 @@ from millrace.broker.client.admin import create_topic
 from millrace.broker.client.group_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from millrace.broker.protocol.records import Record, build_batch
 from tests import seeds
+from tests.cluster.mirror_calls import check
 from tests.cluster.mirror_process import end_offset, record_bytes, send, until
 from tests.pairs import Pair, in_pairs
-from tests.waiting import patience
 
 PARTITIONS = 2
 
@@ -76,14 +75,11 @@ def test_offsets_of_a_real_group_at_the_source_are_never_overwritten(pair: Pair)
             await send(source, topic, 0, build_batch([Record(None, b"1"), Record(None, b"2")]))
             mine = {(topic, 0): CommittedOffset(1)}
             await commit_offsets(source, group, mine)
-            command = ["check" if word == "run" else word for word in mirror.command()]
-            done = await asyncio.to_thread(
-                subprocess.run, command, capture_output=True, text=True, timeout=patience(60), check=False
-            )
-            assert done.returncode == 0, done.stdout + done.stderr
-            (said,) = (line for line in done.stdout.splitlines() if group in line)
-            assert "warning" in said.lower()
-            assert f"(1, such as {topic}-0 at 1)" in said
+            status, said = await asyncio.to_thread(check, mirror)
+            assert status == 0, said
+            (line,) = (each for each in said.splitlines() if group in each)
+            assert line.startswith("warning ")
+            assert f"(1, such as {topic}-0 at 1)" in line
             mirror.start()
 
             async def is_refused() -> bool:

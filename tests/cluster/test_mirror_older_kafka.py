@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,13 +28,13 @@ from millrace.broker.errors import TopicAlreadyExists
 from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.records import build_batch
 from tests.cluster.gap_stories import SKIP, STOP, GapStory, has_lost_its_end, one
+from tests.cluster.mirror_calls import check
 from tests.cluster.mirror_process import MirrorProcess, end_offset, record_bytes, send, until
 from tests.cluster.test_mirror_delivery import PARTITIONS, Traffic, arrived, check_target
 from tests.pairs import SETTINGS, SOURCE_NAME, TARGET_NAME, End, Kind, Pair
 from tests.peers.kafka import KafkaPeer
 from tests.peers.older_kafka import OlderKafkaPeer
 from tests.servers import ZooKeeper
-from tests.waiting import patience
 
 # It fetches 30 MB and takes three minutes.
 pytestmark = [pytest.mark.java, pytest.mark.kafka, pytest.mark.long]
@@ -84,16 +83,12 @@ def between(*names: str) -> pytest.MarkDecorator:
 async def is_fine(mirror: MirrorProcess) -> None:
     """`millrace mirror check` has nothing against it, but that it tells no topic ids. A server that never had
     a transaction makes their log first, and meanwhile cannot be looked at in full."""
-    command = ["check" if word == "run" else word for word in mirror.command()]
     said = ""
 
     async def nothing_is_said() -> bool:
         nonlocal said
-        done = await asyncio.to_thread(
-            subprocess.run, command, capture_output=True, text=True, timeout=patience(60), check=False
-        )
-        said = done.stdout + done.stderr
-        assert done.returncode == 0, said
+        status, said = await asyncio.to_thread(check, mirror)
+        assert status == 0, said
         lines = [line for line in said.splitlines() if line and "it tells no topic ids" not in line]
         return all(line.startswith("ok ") for line in lines)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -16,11 +15,11 @@ from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.errors import KafkaError
 from millrace.broker.protocol.records import Record, build_batch
+from tests.cluster.mirror_calls import check
 from tests.cluster.mirror_process import MirrorProcess, end_offset, send, until
 from tests.conftest import BrokerFactory
 from tests.pairs import Pair, in_pairs
 from tests.peers.kafka import KafkaPeer
-from tests.waiting import patience
 
 NOW_MS = int(time.time() * 1000)
 
@@ -34,13 +33,6 @@ async def values(cluster: Cluster, topic: str) -> list[bytes]:
         return [record.value or b"" async for record in read_topic_to_end(cluster, topic)]
     except KafkaError:
         return []
-
-
-def check(mirror: MirrorProcess) -> tuple[int, str]:
-    """`millrace mirror check` with the config of a mirror: exit status and what it says."""
-    words = ["check" if word == "run" else word for word in mirror.command()]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=patience(120), check=False)
-    return done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.java

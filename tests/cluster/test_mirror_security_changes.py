@@ -17,7 +17,7 @@ from millrace.broker.client.cluster import Cluster
 from millrace.mirror.checks.check import Severity, check
 from millrace.mirror.config import load_config
 from tests.cluster.mirror_process import MirrorProcess, until
-from tests.cluster.secured_mirrors import FROM_SECURED, Section, arrived, fill, more
+from tests.cluster.secured_mirrors import FROM_SECURED, TO_SECURED, Section, arrived, fill, more
 from tests.pairs import Pair, in_pairs
 from tests.secure_kafka import CHANGING_USER, PASSWORD, SESSION_MS, SecureKafka
 
@@ -60,36 +60,60 @@ def test_sessions_are_renewed_under_load(
 
 @in_pairs(*FROM_SECURED, only=FROM_SECURED)
 def test_a_password_changed_under_way(
-    pair: Pair,
-    secure_kafka: SecureKafka,
-    launch: Callable[..., MirrorProcess],
-    tmp_path: Path,
+    pair: Pair, secure_kafka: SecureKafka, launch: Callable[..., MirrorProcess], tmp_path: Path
 ) -> None:
-    topic, password = pair.unique("changing"), tmp_path / "password"
+    def start(topic: str, address: str, security: Section) -> MirrorProcess:
+        return launch(topic, pair.target.bootstrap, None, {"kafka": (address, topic, security)})
+
+    def ends() -> tuple[Cluster, Cluster]:
+        return Cluster("beside", [secure_kafka.peer.bootstrap]), pair.target.cluster()
+
+    change_password(pair.unique("changing"), secure_kafka, ends, start, tmp_path)
+
+
+@pytest.mark.long
+@in_pairs(*TO_SECURED, only=TO_SECURED)
+def test_a_password_of_the_target_changed_under_way(
+    pair: Pair, secure_kafka: SecureKafka, launch: Callable[..., MirrorProcess], tmp_path: Path
+) -> None:
+    def start(topic: str, address: str, security: Section) -> MirrorProcess:
+        return launch(topic, address, security, {"ewr": (pair.source.bootstrap, topic, None)})
+
+    def ends() -> tuple[Cluster, Cluster]:
+        return pair.source.cluster(), Cluster("beside", [secure_kafka.peer.bootstrap])
+
+    change_password(pair.unique("changing"), secure_kafka, ends, start, tmp_path)
+
+
+def change_password(
+    topic: str,
+    secure_kafka: SecureKafka,
+    ends: Callable[[], tuple[Cluster, Cluster]],
+    start: Callable[[str, str, Section], MirrorProcess],
+    folder: Path,
+) -> None:
+    """The mirror that `start` makes goes on with the new password, without a restart."""
+    password = folder / "password"
     password.write_text(PASSWORD)
     sasl = {"mechanism": "SCRAM-SHA-256", "username": CHANGING_USER, "password": {"file": str(password)}}
     security = {"protocol": "SASL_PLAINTEXT", "sasl": sasl}
 
     async def run() -> None:
-        async with (
-            Cluster("beside", [secure_kafka.peer.bootstrap]) as kafka,
-            pair.target.cluster() as target,
-        ):
-            sent = await fill(kafka, topic)
-            address = secure_kafka.address("SHORT")
-            mirror = launch(
-                pair.unique("changing"), pair.target.bootstrap, None, {"kafka": (address, topic, security)}
-            )
+        one, other = ends()
+        async with one as source, other as target:
+            sent = await fill(source, topic)
+            mirror = start(topic, secure_kafka.address("SHORT"), security)
             await arrived(target, topic, sent, mirror)
             await secure_kafka.change_password("a new one")
 
             async def refused() -> Any:
-                (source,) = mirror.status().get("sources", ({},))
-                return source.get("error")
+                status = mirror.status()
+                shown = [status.get("target", {}), *status.get("sources", ())]
+                return next((each["error"] for each in shown if each.get("error")), None)
 
             said = await until(refused, logs_of=[mirror])
             assert "the login by SCRAM-SHA-256 is refused" in said
-            sent += await more(kafka, topic, len(sent), 20)
+            sent += await more(source, topic, len(sent), 20)
             password.write_text("a new one")
             await arrived(target, topic, sent, mirror)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,31 +11,46 @@ from typing import Any
 import pytest
 
 from millrace.broker.client.cluster import Cluster
-from millrace.mirror.checks.check import Severity, check
+from millrace.mirror.checks.check import Severity
+from millrace.mirror.checks.check import check as findings
 from millrace.mirror.config import load_config
+from tests.cluster.mirror_calls import check
 from tests.cluster.mirror_process import MirrorProcess, until
-from tests.cluster.secured_mirrors import FROM_SECURED, arrived, fill
+from tests.cluster.secured_mirrors import (
+    FROM_SECURED,
+    TO_SECURED,
+    Section,
+    arrived,
+    fill,
+    nothing_shows,
+    said_by,
+    wrong_login,
+)
 from tests.pairs import Pair, in_pairs
-from tests.secure_kafka import MECHANISMS, PASSWORD, USER, SecureKafka
-from tests.waiting import patience
+from tests.secure_kafka import MECHANISMS, SecureKafka
 
-TO_SECURED = ("millrace-kafka", "kafka-kafka")
 pytestmark = [pytest.mark.java, pytest.mark.kafka]
+FIRST = "SCRAM-SHA-256"
+EACH_MECHANISM = [
+    FIRST,
+    *(pytest.param(each, marks=pytest.mark.long) for each in MECHANISMS if each != FIRST),
+]
 
 
+@pytest.mark.parametrize("mechanism", EACH_MECHANISM)
 @in_pairs(*FROM_SECURED, only=FROM_SECURED)
 def test_what_is_wrong_at_start_is_said_once_and_cured_without_a_restart(
     pair: Pair,
     secure_kafka: SecureKafka,
     launch: Callable[..., MirrorProcess],
     tmp_path: Path,
+    mechanism: str,
 ) -> None:
+    """A wrong password, or a token that has expired; and a CA that did not sign the server's certificate."""
     agg, jfks, ewrs = pair.target, pair.unique("wrong-password"), pair.unique("wrong-ca")
-    password, ca = tmp_path / "password", tmp_path / "ca.pem"
-    password.write_text("wrong")
+    secret, ca = tmp_path / "secret", tmp_path / "ca.pem"
+    login = wrong_login(secure_kafka, mechanism, secret)
     ca.write_bytes(secure_kafka.stranger.pem.read_bytes())
-    sasl = {"mechanism": "SCRAM-SHA-256", "username": USER, "password": {"file": str(password)}}
-    login = {"protocol": "SASL_PLAINTEXT", "sasl": sasl}
 
     async def run() -> None:
         async with (
@@ -46,8 +59,9 @@ def test_what_is_wrong_at_start_is_said_once_and_cured_without_a_restart(
         ):
             by_login, by_tls = await fill(kafka, jfks), await fill(kafka, ewrs)
             # Two mirrors, as one would not take the two names for one cluster.
-            wrong: dict[str, tuple[str, str, dict[str, Any]]] = {
-                "jfk": (secure_kafka.address("LOGIN"), jfks, login),
+            by_password: Section = {"protocol": "SASL_PLAINTEXT", "sasl": login.sasl}
+            wrong: dict[str, tuple[str, str, Section]] = {
+                "jfk": (secure_kafka.address("LOGIN"), jfks, by_password),
                 "ewr": (secure_kafka.address("TLS"), ewrs, {"protocol": "SSL", "ssl": {"ca": str(ca)}}),
             }
             mirrors = {
@@ -63,32 +77,22 @@ def test_what_is_wrong_at_start_is_said_once_and_cured_without_a_restart(
                 return all(error_of(name) for name in wrong)
 
             await until(refused, logs_of=[*mirrors.values()])
-            causes = {
-                "jfk": "the login by SCRAM-SHA-256 is refused",
-                "ewr": f"not signed by a CA in {ca}",
-            }
-            assert f"{causes['jfk']}; check security.sasl's username" in (error_of("jfk") or "")
+            causes = {"jfk": login.refusal, "ewr": f"not signed by a CA in {ca}"}
             for name, mirror in mirrors.items():
                 assert causes[name] in (error_of(name) or "")
                 assert not any(each["connected"] for each in mirror.status()["sources"])
                 assert mirror.get("/healthz")[0] == 200
-                checked = await asyncio.to_thread(
-                    subprocess.run,
-                    [
-                        *(sys.executable, "-m", "millrace.deploy.cli"),
-                        *("mirror", "check", "--config", mirror.config_path),
-                    ],
-                    capture_output=True,
-                    text=True,
-                    timeout=patience(180),
-                    check=False,
-                )
-                assert checked.returncode != 0, checked
-                lines = [line for line in checked.stdout.splitlines() if line.startswith("error")]
-                assert all("sources[" in line and ".security" in line for line in lines), lines
-                assert any(name in line and causes[name] in line for line in lines), lines
+                checked, said = await asyncio.to_thread(check, mirror)
+                assert checked != 0, said
+                (line,) = (line for line in said.splitlines() if line.startswith("error"))
+                (number,) = mirror.lines_of("security")
+                place = f"mirror.yaml:{number}: sources[0].security: {name}: {wrong[name][0]}: "
+                assert line.startswith(f"error    {place}") and causes[name] in line, line
+                nothing_shows({**said_by(mirror), "check": said}, login.wrong)
+                if name == "jfk":
+                    assert line == f"error    {place}{login.refusal}"
 
-            password.write_text(PASSWORD)
+            secret.write_text(login.right)
             ca.write_bytes(secure_kafka.authority.pem.read_bytes())
             await arrived(target, jfks, by_login, mirrors["jfk"])
             await arrived(target, ewrs, by_tls, mirrors["ewr"])
@@ -98,8 +102,9 @@ def test_what_is_wrong_at_start_is_said_once_and_cured_without_a_restart(
 
             await until(all_is_well, logs_of=[*mirrors.values()])
             for name, mirror in mirrors.items():
-                assert mirror.log.count(causes[name]) == 1, mirror.log
-                assert "wrong\n" not in mirror.log
+                (line,) = (line for line in mirror.log.splitlines() if causes[name] in line)
+                assert f"source={name} " in f"{line} "
+                nothing_shows(said_by(mirror), login.wrong, login.right)
 
     asyncio.run(run())
 
@@ -113,7 +118,7 @@ def test_a_source_of_another_host_name_is_named_with_its_cluster(
     mirror = launch(pair.unique("othername"), pair.target.bootstrap, None, {"ewr": (address, "any", tls)})
     (found,) = (
         each
-        for each in asyncio.run(check(load_config(mirror.config_path)))
+        for each in asyncio.run(findings(load_config(mirror.config_path)))
         if each.severity is Severity.ERROR
     )
     assert found.where == "ewr" and re.fullmatch(r"mirror\.yaml:\d+: sources\[0\]\.security", found.place)
@@ -160,7 +165,7 @@ def test_a_target_whose_certificate_is_refused_is_named_until_it_is_renewed(
             }
             for listener, cause in causes.items():
                 mirror = mirrors[listener]
-                checked = await check(load_config(mirror.config_path))
+                checked = await findings(load_config(mirror.config_path))
                 (found,) = (each for each in checked if each.severity is Severity.ERROR)
                 assert found.where == "agg" and cause in found.message
                 assert re.fullmatch(r"mirror\.yaml:\d+: target\.security", found.place)
@@ -182,13 +187,7 @@ def test_a_target_whose_certificate_is_refused_is_named_until_it_is_renewed(
         asyncio.run(secure_kafka.renew_certificate(expired=True))
 
 
-@pytest.mark.parametrize(
-    "mechanism",
-    [
-        "SCRAM-SHA-256",
-        *(pytest.param(each, marks=pytest.mark.long) for each in MECHANISMS if each != "SCRAM-SHA-256"),
-    ],
-)
+@pytest.mark.parametrize("mechanism", EACH_MECHANISM)
 @in_pairs(*TO_SECURED, only=TO_SECURED)
 def test_a_target_that_refuses_is_asked_until_it_does_not(
     pair: Pair,
@@ -199,15 +198,7 @@ def test_a_target_that_refuses_is_asked_until_it_does_not(
 ) -> None:
     """A wrong password, or a token that has expired."""
     secret = tmp_path / "secret"
-    if mechanism == "OAUTHBEARER":
-        wrong, right = secure_kafka.issuer.token(USER, life_s=-30), secure_kafka.issuer.token(USER)
-        sasl = {"mechanism": mechanism, "token": {"file": str(secret)}}
-        refusal = "the token is refused (it has expired); check security.sasl.token"
-    else:
-        wrong, right = "wrong", PASSWORD
-        sasl = {"mechanism": mechanism, "username": USER, "password": {"file": str(secret)}}
-        refusal = f"the login by {mechanism} is refused; check security.sasl's username"
-    secret.write_text(wrong)
+    login = wrong_login(secure_kafka, mechanism, secret)
 
     async def run() -> None:
         async with (
@@ -216,7 +207,7 @@ def test_a_target_that_refuses_is_asked_until_it_does_not(
         ):
             topic = pair.unique("refused-target")
             values = await fill(source, topic)
-            security = {"protocol": "SASL_SSL", "ssl": secure_kafka.tls(), "sasl": sasl}
+            security = {"protocol": "SASL_SSL", "ssl": secure_kafka.tls(), "sasl": login.sasl}
             address = secure_kafka.address("SECURE")
             mirror = launch(
                 pair.unique("refused"),
@@ -228,20 +219,28 @@ def test_a_target_that_refuses_is_asked_until_it_does_not(
             async def refused() -> Any:
                 return mirror.status().get("target", {}).get("error")
 
-            said = await until(refused, logs_of=[mirror])
-            assert refusal in said
+            reason = await until(refused, logs_of=[mirror])
+            assert reason == f"{address}: {login.refusal}"
 
             async def is_logged() -> bool:
-                return any(refusal in line and "cluster=agg" in line for line in mirror.log.splitlines())
+                lines = [line for line in mirror.log.splitlines() if login.refusal in line]
+                return any("cluster=agg" in line for line in lines)
 
             await until(is_logged, logs_of=[mirror])
             assert mirror.process is not None and mirror.process.poll() is None
-            secret.write_text(right)
+            checked, said = await asyncio.to_thread(check, mirror)
+            assert checked != 0, said
+            (number,) = mirror.lines_of("security")
+            lines = [line for line in said.splitlines() if line.startswith("error")]
+            assert lines == [f"error    mirror.yaml:{number}: target.security: agg: {reason}"]
+            nothing_shows({**said_by(mirror), "check": said}, login.wrong)
+            secret.write_text(login.right)
             await arrived(kafka, topic, values, mirror)
 
             async def is_well() -> bool:
                 return mirror.status()["target"]["error"] is None
 
             await until(is_well, logs_of=[mirror])
+            nothing_shows(said_by(mirror), login.wrong, login.right)
 
     asyncio.run(run())
