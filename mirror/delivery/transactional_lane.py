@@ -382,9 +382,11 @@ class TransactionalLane:
             await producer.begin()
         except CLUSTER_FAILURES as error:
             if producer.refusals.is_news(error):
+                # Of no help against a target that is away or lets nobody in.
+                without = " (delivery: at_least_once does without)" if isinstance(error, KafkaError) else ""
                 log.warning(
-                    "no producer id from the target yet; nothing is carried under it until there is one "
-                    "(delivery: at_least_once does without)",
+                    "no producer id from the target yet; nothing is carried under it until there is one"
+                    f"{without}",
                     id=producer.transactional_id,
                     error=str(error),
                 )

@@ -71,7 +71,6 @@ def test_a_password_changed_under_way(
     change_password(pair.unique("changing"), secure_kafka, ends, start, tmp_path)
 
 
-@pytest.mark.long
 @in_pairs(*TO_SECURED, only=TO_SECURED)
 def test_a_password_of_the_target_changed_under_way(
     pair: Pair, secure_kafka: SecureKafka, launch: Callable[..., MirrorProcess], tmp_path: Path

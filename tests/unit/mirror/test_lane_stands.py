@@ -8,8 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
-from millrace.broker.errors import CoordinatorNotAvailable, NotEnoughReplicas
+from millrace.broker.errors import AccessRefused, CoordinatorNotAvailable, NotEnoughReplicas
 from millrace.mirror.delivery import lane_producer
 from millrace.mirror.delivery.exactly_once import ExactlyOnce
 from millrace.mirror.delivery.transaction import GIVE_UP_AFTER_MS, Seat
@@ -202,6 +203,30 @@ def test_step_that_is_refused_without_end_is_told(step: str, monkeypatch: pytest
         answers.set()
         await worker.gets_on(good)
         assert worker.told() == {}
+
+    with_worker(monkeypatch, story)
+
+
+@pytest.mark.parametrize(
+    ("error", "helps"),
+    [
+        (CoordinatorNotAvailable("the coordinator is away"), True),
+        (AccessRefused("target", "the login is refused"), False),
+    ],
+)
+def test_at_least_once_is_offered_where_it_would_help(
+    error: Exception, helps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(worker: Worker) -> None:
+        async def refuse(*_: object, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr(lane_producer, "init_producer_id", refuse)
+        worker.carries(GOOD)
+        with capture_logs() as lines:
+            await until(worker.told)
+        said = [each["event"] for each in lines if "no producer id" in each["event"]]
+        assert said and all(("delivery: at_least_once does without" in each) == helps for each in said)
 
     with_worker(monkeypatch, story)
 
