@@ -107,6 +107,32 @@ def test_nothing_new_goes_out_once_it_is_old_or_full() -> None:
     assert full.only_again
 
 
+def test_is_open_for_half_a_second_and_holds_32_mib_at_most() -> None:
+    """However much waits, and however quickly the target takes it."""
+    view = View(waiting=[A], more_is_coming=True)
+    rules, sizes = opened(view), []
+    for _ in range(8):
+        sizes.append(rules.allowance)
+        rules.sent(sizes[-1] - 1, 1_000)
+        assert not rules.only_again
+        rules.sent(1, 1_000)
+        assert rules.only_again
+        assert rules.next_step(view, 1_000).act is Act.WRITE_POSITIONS
+        rules.positions_written()
+        assert rules.next_step(view, 1_000).act is Act.FENCE
+        rules.fence_passed()
+        assert rules.next_step(view, 1_000).act is Act.END
+        rules.committed(1_000)
+        rules.partitions_added(rules.next_step(view, 1_000).partitions)
+        rules.group_added()
+    assert sizes[0] < sizes[1] < sizes[-2] == sizes[-1] == 32 << 20
+    view.is_settled = False
+    assert rules.next_step(view, 1_499) == Step(Act.WAIT, 1_500)
+    assert not rules.only_again
+    rules.next_step(view, 1_500)
+    assert rules.only_again
+
+
 def test_partition_that_was_not_added_gets_nothing() -> None:
     view = View(waiting=[A])
     rules = opened(view)
