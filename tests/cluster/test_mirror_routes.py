@@ -16,10 +16,12 @@ from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.errors import KafkaError
 from millrace.broker.protocol.records import Record, build_batch
 from tests.cluster.mirror_calls import check
-from tests.cluster.mirror_process import MirrorProcess, end_offset, send, until
+from tests.cluster.mirror_process import MirrorProcess, end_offset, record_bytes, send, until
+from tests.cluster.test_mirror_delivery import PARTITIONS, SETTINGS, Traffic, arrived, check_target
 from tests.conftest import BrokerFactory
-from tests.pairs import Pair, in_pairs
+from tests.pairs import End, Pair, in_pairs
 from tests.peers.kafka import KafkaPeer
+from tests.waiting import patience
 
 NOW_MS = int(time.time() * 1000)
 
@@ -35,79 +37,126 @@ async def values(cluster: Cluster, topic: str) -> list[bytes]:
         return []
 
 
+def says_with_its_line(closing: MirrorProcess, said: str, sentence: str) -> bool:
+    """Whether one line says so, and names the line of the config that selects the topic."""
+    (line,) = (line for line in said.splitlines() if sentence in line)
+    number = int(line.split("mirror.yaml:")[1].split(":")[0])
+    return "include" in closing.config_path.read_text().splitlines()[number - 1]
+
+
+async def is_refused(closing: MirrorProcess, sentence: str) -> None:
+    """By `check`, and the same at its start, in one line and with the same status."""
+    status, said = await asyncio.to_thread(check, closing)
+    assert status == 2, said
+    assert says_with_its_line(closing, said, sentence), said
+    closing.start()
+    assert closing.process is not None
+    assert await asyncio.to_thread(closing.process.wait, patience(120)) == 2, closing.log
+    last = closing.log.strip().splitlines()[-1]
+    assert last.startswith("millrace mirror: mirror.yaml:")
+    assert says_with_its_line(closing, last, sentence)
+
+
+async def opened(stack: AsyncExitStack, addresses: dict[str, str]) -> list[Cluster]:
+    """Clients of these clusters, which the stack closes."""
+    return [await stack.enter_async_context(Cluster(name, [at])) for name, at in addresses.items()]
+
+
 @pytest.mark.java
 @pytest.mark.kafka
 @pytest.mark.pairs
+@pytest.mark.safety
 def test_two_datacenters_with_local_and_aggregate_clusters_have_every_record_once(
     broker_factory: BrokerFactory, kafka_peer: KafkaPeer, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """Each datacenter has a local and an aggregate cluster and a mirror of its own; both mirrors have the
-    same name and carry both locals under the same topic names. East is Millrace, west Apache Kafka, so all
-    four pairs are in it."""
-    locals_ = {"east": broker_factory().bootstrap, "west": kafka_peer.bootstrap}
+    same name and carry both locals under the same topic names, under load all the time, also while one of
+    them is killed and away. East is Millrace, west Apache Kafka, so all four pairs are in it. A third mirror,
+    from an aggregate to the other datacenter's local cluster, would send everything round."""
+    east, east_all = (broker_factory(group_min_session_timeout_ms=1_000).bootstrap for _ in range(2))
+    locals_ = {"east": east, "west": kafka_peer.bootstrap}
     aggregates = {
-        "east-all": broker_factory().bootstrap,
+        "east-all": east_all,
         "west-all": request.getfixturevalue("pair_kafka_target").bootstrap,
     }
     topic, name = f"flights-{time.time_ns()}", f"aggregate-{time.time_ns()}"
-    mirrors = [
-        MirrorProcess(tmp_path / target, address, locals_, topics=[topic], target_name=target, name=name)
-        for target, address in aggregates.items()
-    ]
+
+    def mirror_of(sources: dict[str, str], target: str, address: str, name: str = name) -> MirrorProcess:
+        folder, more = tmp_path / f"to-{target}", {"name": name, **SETTINGS}
+        return MirrorProcess(folder, address, sources, topics=[topic], target_name=target, **more)
+
+    mirrors = [mirror_of(locals_, target, address) for target, address in aggregates.items()]
+    closing = mirror_of({"west-all": aggregates["west-all"]}, "east", east, f"third-{name}")
 
     async def story() -> None:
         async with AsyncExitStack() as stack:
-            sent: list[bytes] = []
-            for local, address in locals_.items():
-                source = await stack.enter_async_context(Cluster(local, [address]))
-                await create_topic(source, topic, 2, 1)
-                for number in range(50):
-                    sent.append(f"{local}-{number}".encode())
-                    await send(source, topic, number % 2, one(sent[-1]))
+            sources, targets = [await opened(stack, each) for each in (locals_, aggregates)]
+            traffics = [Traffic(each.name, each, topic, seed) for seed, each in enumerate(sources)]
+            for traffic in traffics:
+                await create_topic(traffic.cluster, topic, PARTITIONS, 1)
+                await traffic.send(10)
             for mirror in mirrors:
                 status, said = check(mirror)
                 assert status == 0, said
                 mirror.start()
-            targets = [
-                await stack.enter_async_context(Cluster(each, [address]))
-                for each, address in aggregates.items()
-            ]
+            flows = [asyncio.create_task(traffic.flow()) for traffic in traffics]
+
+            async def has_grown(target: Cluster, least: int) -> bool:
+                return await end_offset(target, topic, 0) > least
+
             for target, mirror in zip(targets, mirrors, strict=True):
-
-                async def all_there(target: Cluster = target) -> bool:
-                    return len(await values(target, topic)) >= len(sent)
-
-                await until(all_there, logs_of=[mirror])
-            # Once both are known to each other's side nothing is refused, and nothing comes twice.
+                await until(lambda target=target: has_grown(target, 200), logs_of=[mirror])
+            survivor, killed = mirrors
+            killed.kill()
+            there = await end_offset(targets[0], topic, 0)
+            await until(lambda: has_grown(targets[0], there + 200), logs_of=[survivor])
+            killed.start()
+            there = await end_offset(targets[1], topic, 0)
+            await until(lambda: has_grown(targets[1], there + 200), logs_of=[killed])
+            for traffic in traffics:
+                traffic.stop()
+            await asyncio.gather(*flows)
             for mirror in mirrors:
+                await until(lambda mirror=mirror: arrived(mirror, traffics), logs_of=[mirror])
+            await is_refused(
+                closing,
+                f"records of {topic} would go round: east/{topic} -> west-all/{topic} (mirror {name}) -> "
+                f"east/{topic}; exclude the topic here or in mirror {name}",
+            )
+            # Once both are known to each other's side nothing is refused, and nothing comes twice or back.
+            for mirror, target in zip(mirrors, targets, strict=True):
                 status, said = check(mirror)
                 assert status == 0, said
                 assert "topic refused" not in mirror.log
-            for local, address in locals_.items():
-                source = await stack.enter_async_context(Cluster(local, [address]))
-                assert len(await values(source, topic)) == 50
-            for target in targets:
-                assert sorted(await values(target, topic)) == sorted(sent)
+                await check_target(target, traffics, repeats_allowed=False)
+            for traffic in traffics:
+                for partition, sent in traffic.sent.items():
+                    assert await record_bytes(traffic.cluster, topic, partition) == sent
 
     try:
         asyncio.run(story())
     finally:
-        for mirror in mirrors:
+        for mirror in (*mirrors, closing):
             mirror.kill()
+
+
+def between(pair: Pair, source: End, target: End, topics: Sequence[str], **more: object) -> MirrorProcess:
+    """A mirror that ends with the test."""
+    mirror = MirrorProcess(
+        pair.folder / f"between-{len(pair.mirrors)}",
+        target.bootstrap,
+        {source.name: source.bootstrap},
+        topics=topics,
+        target_name=target.name,
+        **{"name": pair.unique("between"), **more},
+    )
+    pair.mirrors.append(mirror)
+    return mirror
 
 
 def back(pair: Pair, topics: Sequence[str], **more: object) -> MirrorProcess:
     """A mirror from the pair's target to its source."""
-    mirror = MirrorProcess(
-        pair.folder / f"back-{len(pair.mirrors)}",
-        pair.source.bootstrap,
-        {pair.target.name: pair.target.bootstrap},
-        topics=topics,
-        target_name=pair.source.name,
-        **{"name": pair.unique("back"), **more},
-    )
-    pair.mirrors.append(mirror)
-    return mirror
+    return between(pair, pair.target, pair.source, topics, **more)
 
 
 @in_pairs("kafka-millrace", "millrace-millrace")
@@ -123,26 +172,42 @@ def test_mirror_that_would_close_a_loop_does_not_start_and_says_why(pair: Pair) 
                 return await end_offset(target, topic, 0) >= 1
 
             await until(arrived, logs_of=[there])
-            closing = back(pair, [topic])
-            status, said = check(closing)
             name, home = there.settings["name"], f"{pair.source.name}/{topic}"
-            sentence = (
+            await is_refused(
+                back(pair, [topic]),
                 f"records of {topic} would go round: {home} -> {pair.target.name}/{topic} (mirror {name}) -> "
-                f"{home}; exclude the topic here or in mirror {name}"
+                f"{home}; exclude the topic here or in mirror {name}",
             )
-            assert status == 2, said
-            assert sentence in said
-            (line,) = (line for line in said.splitlines() if sentence in line)
-            lines = closing.config_path.read_text().splitlines()
-            number = int(line.split("mirror.yaml:")[1].split(":")[0])
-            assert "include" in lines[number - 1], (line, lines)
-            # The same sentence at start, in one line and with the same status.
-            closing.start()
-            assert closing.process is not None
-            assert await asyncio.to_thread(closing.process.wait, 180) == 2
-            last = closing.log.strip().splitlines()[-1]
-            assert last.startswith("millrace mirror: mirror.yaml:")
-            assert sentence in last
+            assert await end_offset(source, topic, 0) == 1
+
+    asyncio.run(story())
+
+
+@in_pairs("millrace-kafka", "kafka-millrace")
+def test_ring_of_three_clusters_is_not_closed(pair: Pair, second_source: End) -> None:
+    """Whoever would close it sees one of the other two alone, which tells of the third."""
+
+    async def story() -> None:
+        topic = pair.unique("ring")
+        there = pair.mirror([topic])
+        onwards = between(pair, pair.target, second_source, [topic])
+        async with pair.source.cluster() as source, pair.target.cluster() as target:
+            await create_topic(source, topic, 1, 1)
+            await send(source, topic, 0, one(b"first"))
+
+            async def arrived_at(where: Cluster) -> bool:
+                return await end_offset(where, topic, 0) >= 1
+
+            await until(lambda: arrived_at(target), logs_of=[there])
+            onwards.start()
+            async with second_source.cluster() as last:
+                await until(lambda: arrived_at(last), logs_of=[onwards])
+            name, home = onwards.settings["name"], pair.source.name
+            await is_refused(
+                between(pair, second_source, pair.source, [topic]),
+                f"records of {topic} would go round: {home} -> … -> {second_source.name}/{topic} (mirror "
+                f"{name}) -> {home}/{topic}; exclude the topic here or in mirror {name}",
+            )
             assert await end_offset(source, topic, 0) == 1
 
     asyncio.run(story())
