@@ -137,8 +137,9 @@ def _mirror_faults(size: Size) -> Iterator[Command]:
 
 
 def _soak(size: Size) -> Iterator[Command]:
-    words = ["-m", "tests.cluster.mirror_faults", "--seed", str(size.seed)]
-    yield Command("soak", [*words, "--minutes", f"{size.minutes or 60:g}"], seed=size.seed)
+    for pair in ("millrace-millrace", "kafka-kafka"):
+        words = ["-m", "tests.cluster.mirror_faults", "--pair", pair, "--seed", str(size.seed)]
+        yield Command(f"soak {pair}", [*words, "--minutes", f"{size.minutes or 60:g}"], seed=size.seed)
 
 
 def _random(size: Size) -> Iterator[Command]:

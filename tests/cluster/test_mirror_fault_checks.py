@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.cluster.mirror_faults import summary
+from tests.cluster.mirror_faults import spared_memory, summary
 from tests.cluster.mirror_faults.checks import Seen, Verdict, judge
 from tests.cluster.mirror_faults.plan import Kind, rounds
 from tests.cluster.mirror_faults.records import (
@@ -166,6 +166,7 @@ def test_the_table_says_what_happened_and_what_became_of_the_records() -> None:
         verdict=verdict,
         ended_count=1,
         memory_mb={"w1": (101.4, 99.6), "w2": (0.0, 250.5)},
+        spared_mb=(101.2, 110.6),
     )
     assert [line.split("  ")[0] or line.split()[0] for line in table.splitlines()] == [
         "minutes",
@@ -181,6 +182,7 @@ def test_the_table_says_what_happened_and_what_became_of_the_records() -> None:
         "servers that ended by themselves",
         "resident memory of w1, start and end",
         "resident memory of w2, start and end",
+        "of the one that was spared, early and late",
     ]
     told = [line[summary.NAME_WIDTH + 1 :] for line in table.splitlines()]
     assert told == [
@@ -197,5 +199,18 @@ def test_the_table_says_what_happened_and_what_became_of_the_records() -> None:
         "1",
         "101 MB, 100 MB",
         "0 MB, 250 MB",
+        "101 MB, 111 MB",
     ]
     assert all(line[summary.NAME_WIDTH] == " " for line in table.splitlines())
+
+
+def test_a_worker_whom_nothing_befell_may_be_a_tenth_larger_in_the_end() -> None:
+    warm_up, counted = [50.0] * spared_memory.WARM_UP_ROUNDS, 4 * spared_memory.WARM_UP_ROUNDS
+    level = [*warm_up, *([100.0, 180.0, 100.0, 100.0, 100.0] * (counted // 5))]
+    assert spared_memory.early_and_late(level) == (100.0, 100.0)
+    assert spared_memory.problems(level) == []
+    for step_mb, is_told in ((9.0 / counted, False), (20.0 / counted, True)):
+        growing = [*warm_up, *(100.0 + step_mb * number for number in range(counted))]
+        assert bool(spared_memory.problems(growing)) == is_told
+    # Nothing is said of a short run.
+    assert spared_memory.problems([50.0, *([100.0] * (spared_memory.LEAST_ROUNDS - 3)), 300.0]) == []

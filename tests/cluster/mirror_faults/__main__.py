@@ -30,7 +30,12 @@ NEVER_ENDING = 1_000_000
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster.mirror_faults", description=__doc__)
     parser.add_argument("--events", type=int, default=30)
-    parser.add_argument("--minutes", type=float, default=None, help="instead of a number of events")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=None,
+        help="instead of a number of events; nothing befalls a third worker, whose memory is judged",
+    )
     parser.add_argument("--seed", type=int, default=None, help="drawn and printed when not given")
     parser.add_argument("--pair", default="millrace-millrace", help="source-target, as in tests/pairs.py")
     parser.add_argument("--delivery", default="exactly_once", choices=("exactly_once", "at_least_once"))
@@ -81,6 +86,7 @@ def carry_out(options: argparse.Namespace, folder: Path, seed: int, *, namespace
             sabotage=options.sabotage,
             judged_as=options.judge_as,
             arrive_s=options.arrive_s,
+            spares=minutes is not None,
             say=lambda line: print(line, flush=True),
         )
         run.start()

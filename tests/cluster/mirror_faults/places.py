@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from millrace.broker.protocol.system_topics import AUDIT_TOPIC
-from millrace.deploy.processes import spawn
+from tests import forked
 from tests.cluster.faults.cluster import ENVIRONMENT, ZOOKEEPER, ZooKeeperServer
 from tests.cluster.faults.network import mount_memory
 from tests.cluster.faults.timeline import Timeline
 from tests.cluster.mirror_faults.links import SlowableNetwork
-from tests.cluster.mirror_faults.plan import SESSION_TIMEOUT_MS, SOURCES, TARGET, WORKERS
+from tests.cluster.mirror_faults.plan import SESSION_TIMEOUT_MS, SOURCES, SPARED, TARGET, WORKERS
 from tests.cluster.mirror_faults.records import ALL_TOPICS
 from tests.cluster.mirror_process import MirrorProcess
 from tests.peers.kafka import TEST_JVM_OPTIONS, KafkaPeer, gather_jars
@@ -30,7 +30,7 @@ from tests.ports import free_port
 from tests.servers import BrokerProcess
 from tests.waiting import Deadline
 
-NODES = (*SOURCES, TARGET, *WORKERS, ZOOKEEPER)
+NODES = (*SOURCES, TARGET, *WORKERS, SPARED, ZOOKEEPER)
 MIRROR = "aggregate"
 SERVING_TIMEOUT_S = 120.0
 SMALL_HEAP = tuple("-Xmx384M" if option.startswith("-Xmx") else option for option in TEST_JVM_OPTIONS)
@@ -207,7 +207,7 @@ class Worker(MirrorProcess):
         if self._sabotage is not None:
             at = words.index("millrace.deploy.cli")
             words[at : at + 3] = ["tests.cluster.mirror_faults.sabotage", self._sabotage]
-        self.process = spawn(self._network.command(self.node, words), log=self.log_path, die_with_parent=True)
+        self.process = forked.start(self._network.command(self.node, words), log=self.log_path)
         self._network.runs(self.node, self.process.pid)
         return self
 
@@ -242,7 +242,9 @@ class Places:
         delivery: str,
         small_disk_mib: int | None,
         sabotage: str | None = None,
+        spares: bool = False,
     ) -> None:
+        """`spares`: a further worker, whom nothing befalls."""
         self.network, self.timeline = network, timeline
         self.ended_count = 0
         self.problems: list[str] = []
@@ -260,7 +262,7 @@ class Places:
         target = self.servers[TARGET].bootstrap
         self.workers = {
             name: Worker(network, name, folder / name, target, sources, delivery, sabotage)
-            for name in WORKERS
+            for name in (*WORKERS, *([SPARED] if spares else []))
         }
 
     def _server(self, name: str, folder: Path) -> Server:

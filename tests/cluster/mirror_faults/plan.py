@@ -15,6 +15,8 @@ from enum import Enum
 SOURCES = ("ewr", "jfk")
 TARGET = "agg"
 WORKERS = ("worker-1", "worker-2")
+SPARED = "worker-3"
+"""Beside them in a long run, and nothing befalls it: its memory is looked at."""
 
 SESSION_TIMEOUT_MS = 4_000
 SLOW_BYTES_PER_S = 1_000_000
@@ -66,6 +68,16 @@ class Event:
         if self.kind in (Kind.CUT_SOURCE, Kind.CUT_TARGET):
             return frozenset({"-".join(self.nodes)})
         return frozenset(self.nodes)
+
+
+SAMPLE = (
+    (
+        Event(Kind.KILL_WORKER, (WORKERS[0],), begin_s=0.0, length_s=0.5),
+        Event(Kind.RECREATE, (SOURCES[0],), begin_s=0.2, length_s=0.0),
+    ),
+    (Event(Kind.KILL_TARGET, (TARGET,), begin_s=0.0, length_s=0.2),),
+)
+"""The rounds of the gate: none of them needs a network of its own."""
 
 
 def rounds(seed: int, count: int, kinds: Sequence[Kind]) -> Iterator[tuple[Event, ...]]:

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from tests.cluster.faults.timeline import Timeline
-from tests.cluster.mirror_faults import summary
+from tests.cluster.mirror_faults import spared_memory, summary
 from tests.cluster.mirror_faults.audited_end import audit
 from tests.cluster.mirror_faults.checks import Verdict, judge
 from tests.cluster.mirror_faults.events import Events
 from tests.cluster.mirror_faults.links import NamespaceLinks, ProxyLinks, SlowableNetwork
 from tests.cluster.mirror_faults.load import Load
 from tests.cluster.mirror_faults.places import NODES, Places
-from tests.cluster.mirror_faults.plan import SOURCES, WORKERS, Event, Kind, rounds
+from tests.cluster.mirror_faults.plan import SOURCES, SPARED, Event, Kind, rounds
 from tests.cluster.mirror_faults.records import Gap, Journal, Stream
 from tests.cluster.mirror_faults.witness import Witness, gap_events, read_again_at
 from tests.waiting import Deadline, patience
@@ -45,14 +45,17 @@ class Run:
         pair: str,
         delivery: str,
         namespaces: bool,
-        events: int,
+        events: int | Iterable[tuple[Event, ...]],
         batches_per_s: float,
         disk_mib: int = MOUNT_MIB,
         sabotage: str | None = None,
         judged_as: str | None = None,
         arrive_s: float = ARRIVE_TIMEOUT_S,
+        spares: bool = False,
         say: Callable[[str], None] | None = None,
     ) -> None:
+        """`events`: how many the seed is to bring, or the rounds that there are to be. `spares`: nothing
+        befalls a further worker, whose memory is judged in the end."""
         self.seed, self.delivery = seed, delivery
         self.problems: list[str] = []
         self.verdict = Verdict()
@@ -71,6 +74,7 @@ class Run:
             delivery=delivery,
             small_disk_mib=disk_mib if namespaces else None,
             sabotage=sabotage,
+            spares=spares,
         )
         absent = set() if namespaces else {Kind.DISK_FULL}
         absent |= set() if network.can_slow else {Kind.SLOW_TARGET}
@@ -78,7 +82,9 @@ class Run:
         if absent:
             self.timeline.note(f"not possible here: {', '.join(kind.name for kind in absent)}")
         kinds = [kind for kind in Kind if kind not in absent]
-        self._plan: Iterator[tuple[Event, ...]] = rounds(seed, events, kinds)
+        self._plan: Iterator[tuple[Event, ...]] = (
+            rounds(seed, events, kinds) if isinstance(events, int) else iter(events)
+        )
         bootstraps = {name: self.places.servers[name].bootstrap for name in SOURCES}
         self.load = Load(bootstraps, seed, batches_per_s)
         self._has_foreign_sources = pair.startswith("kafka")  # of ours a second copy is a breach
@@ -86,13 +92,14 @@ class Run:
         self.witness = Witness(self.places.servers["agg"].bootstrap)
         self.first_memory: dict[str, float] = {}
         self.last_memory: dict[str, float] = {}
+        self.spared_mb: list[float] = []
         self.round_count = 0
         self._started = time.monotonic()
 
     def start(self) -> None:
         self.places.start_servers()
         self.load.start()
-        for name in WORKERS:
+        for name in self.places.workers:
             self.places.start_worker(name)
         deadline = Deadline("the mirror creates its topics", within_s=START_TIMEOUT_S)
         while not self.witness.topics_exist():
@@ -124,7 +131,10 @@ class Run:
         self.event_counts.update(event.kind.name for event in events)
         Events(self.places, self.load).run(events)
         self.places.wait_until_serving()
-        return self._arrived_and_judged()
+        kept = self._arrived_and_judged()
+        if (spared := self.places.workers.get(SPARED)) is not None:
+            self.spared_mb.append(spared.memory_mb())
+        return kept
 
     def finish(self) -> bool:
         """Halts the load and judges all of it."""
@@ -139,6 +149,7 @@ class Run:
             if SUSPECT in worker.log:
                 at = worker.log.index(SUSPECT)
                 self.problems.append(f"{name} has a traceback:\n{worker.log[at : at + 3_000]}")
+        self.problems += spared_memory.problems(self.spared_mb)
         return kept and not self.problems
 
     def audit(self) -> bool:
@@ -270,8 +281,10 @@ class Run:
             verdict=self.verdict,
             ended_count=self.places.ended_count,
             memory_mb={
-                name: (self.first_memory.get(name, 0.0), self.last_memory.get(name, 0.0)) for name in WORKERS
+                name: (self.first_memory.get(name, 0.0), self.last_memory.get(name, 0.0))
+                for name in self.places.workers
             },
+            spared_mb=spared_memory.early_and_late(self.spared_mb),
         )
 
     def report(self) -> str:

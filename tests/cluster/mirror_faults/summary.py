@@ -22,9 +22,11 @@ def table(
     verdict: Verdict,
     ended_count: int,
     memory_mb: Mapping[str, tuple[float, float]],
+    spared_mb: tuple[float, float] | None = None,
 ) -> str:
     """A line each: `event_counts` by kind; records that the sources acknowledged and the aggregate holds;
-    `ended_count` servers that ended by themselves; `memory_mb` {worker: (at the start, at the end)}."""
+    `ended_count` servers that ended by themselves; `memory_mb` {worker: (at the start, at the end)};
+    `spared_mb` of the worker whom nothing befell, in the first and the last quarter of the run."""
     rows = [
         ("minutes", f"{minutes:.1f}"),
         ("events", f"{sum(event_counts.values())} in {round_count} rounds"),
@@ -39,6 +41,11 @@ def table(
         *(
             (f"resident memory of {name}, start and end", f"{first:.0f} MB, {last:.0f} MB")
             for name, (first, last) in memory_mb.items()
+        ),
+        *(
+            [("of the one that was spared, early and late", f"{spared_mb[0]:.0f} MB, {spared_mb[1]:.0f} MB")]
+            if spared_mb
+            else []
         ),
     ]
     return "\n".join(f"{name:<{NAME_WIDTH}} {value}" for name, value in rows)
