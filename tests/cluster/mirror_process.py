@@ -154,12 +154,14 @@ async def send(cluster: Cluster, topic: str, partition: int, batch: bytes | byte
     return await cluster.retrying(attempt)
 
 
-async def end_offset(cluster: Cluster, topic: str, partition: int) -> int:
+async def end_offset(cluster: Cluster, topic: str, partition: int, *, read_committed: bool = False) -> int:
+    """0 where it is not known."""
     try:
         view = await cluster.metadata([topic], max_age_ms=0)
         if topic not in view.topics:
             return 0
-        return (await cluster.list_offsets({(topic, partition): LATEST}))[topic, partition].offset
+        asked = {(topic, partition): LATEST}
+        return (await cluster.list_offsets(asked, read_committed=read_committed))[topic, partition].offset
     except KafkaError:
         return 0
 

@@ -101,18 +101,22 @@ def test_two_datacenters_with_local_and_aggregate_clusters_have_every_record_onc
                 mirror.start()
             flows = [asyncio.create_task(traffic.flow()) for traffic in traffics]
 
-            async def has_grown(target: Cluster, least: int) -> bool:
-                return await end_offset(target, topic, 0) > least
+            async def until_grown(target: Cluster, mirror: MirrorProcess) -> None:
+                """By what is committed: a position on record is then behind the first records."""
+                there = await end_offset(target, topic, 0, read_committed=True)
+
+                async def has_grown() -> bool:
+                    return await end_offset(target, topic, 0, read_committed=True) > there + 200
+
+                await until(has_grown, logs_of=[mirror])
 
             for target, mirror in zip(targets, mirrors, strict=True):
-                await until(lambda target=target: has_grown(target, 200), logs_of=[mirror])
+                await until_grown(target, mirror)
             survivor, killed = mirrors
             killed.kill()
-            there = await end_offset(targets[0], topic, 0)
-            await until(lambda: has_grown(targets[0], there + 200), logs_of=[survivor])
+            await until_grown(targets[0], survivor)
             killed.start()
-            there = await end_offset(targets[1], topic, 0)
-            await until(lambda: has_grown(targets[1], there + 200), logs_of=[killed])
+            await until_grown(targets[1], killed)
             for traffic in traffics:
                 traffic.stop()
             await asyncio.gather(*flows)
