@@ -111,6 +111,7 @@ class PartitionPipeline:
         self.lag = LagSamples()
         self.retry_at_ms = 0  # by the steady clock
         self._got_on_at_ms = 0  # by the steady clock
+        self._delivered_at_ms: int | None = None
         self._sink = sink
         self._shared = shared
         self._now_ms = shared.now_ms
@@ -162,6 +163,10 @@ class PartitionPipeline:
         if self.progress.outstanding_size == 0:
             return False
         return steady_ms - self._got_on_at_ms > STANDING_AFTER_MS or self._sink.is_failing(self.target)
+
+    def gets_on(self, steady_ms: int) -> bool:
+        """Whether the target has taken something of it a moment ago."""
+        return self._delivered_at_ms is not None and steady_ms - self._delivered_at_ms <= STANDING_AFTER_MS
 
     def leave_answers(self) -> None:
         """Copies what is under way out of the answers that it came in, which it would keep as a whole."""
@@ -392,7 +397,7 @@ class PartitionPipeline:
         was in the log already)."""
         if self.state is State.CLOSED:
             return
-        self._got_on_at_ms = steady_ms
+        self._got_on_at_ms = self._delivered_at_ms = steady_ms
         self.progress.acknowledged(outgoing.span)
         if self._between is None:  # a hook may send anything: its offsets are made up
             self.runs.add(outgoing.offsets, base_offset)

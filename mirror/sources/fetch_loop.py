@@ -19,6 +19,7 @@ from millrace.mirror.sources.fetch_memory import MIN_FETCH_SIZE, FetchBudget, He
 # While a partition waits for room, the others' long poll is kept short: room may come at any moment.
 CROWDED_WAIT_MS = 20
 ANY_WAIT_MS = 1 << 31
+NO_LIMIT = 1 << 31
 
 
 class Way(NamedTuple):
@@ -48,7 +49,10 @@ class FetchLoop:
         self.changed = asyncio.Event()  # room was made, or other partitions came
         self.tells_where_histories_part: bool | None = None
         """Whether the broker's fetches do; None while it is not known, or may have changed."""
+        self.most_of_each = NO_LIMIT
+        """Bytes of any partition in the next answer."""
         self._budget = budget
+        self._is_in_floor = False  # the room is what is kept for those that get on while others stand
         self._turn = 0
         self._was_for_one = False  # the last fetch: for a partition that needs more of an answer than others
 
@@ -66,7 +70,8 @@ class FetchLoop:
             else:
                 moving_size += size
         room = budget.room(self.held.size, moving_size, some_stand=False)
-        if room >= MIN_FETCH_SIZE or not standing:
+        self._is_in_floor = room < MIN_FETCH_SIZE and bool(standing)
+        if not self._is_in_floor:
             return room
         if standing_size < self.held.size // 2:
             for pipeline in standing:
@@ -80,6 +85,7 @@ class FetchLoop:
             return {}, CROWDED_WAIT_MS
         cap = self._budget.most_of_a_partition
         positions: dict[TopicPartition, FetchPosition] = {}
+        self.most_of_each = NO_LIMIT
         limit_ms = ANY_WAIT_MS
         in_need: dict[TopicPartition, FetchPosition] = {}
         keys = list(self.partitions)
@@ -88,8 +94,11 @@ class FetchLoop:
             self._turn = (self._turn + 1) % max(1, len(keys))
         for key in keys[self._turn :] + keys[: self._turn]:
             pipeline = self.partitions[key]
-            if pipeline.wants_fetch(at_ms, cap):
-                progress = pipeline.progress
+            progress = pipeline.progress
+            tries = self._is_in_floor and not pipeline.gets_on(at_ms)
+            if pipeline.wants_fetch(at_ms, cap) and not (tries and progress.outstanding_size):
+                if tries:
+                    self.most_of_each = MIN_FETCH_SIZE
                 wanted = FetchPosition(
                     progress.fetch_offset, -1, progress.fetched_leader_epoch, pipeline.origin.topic_id
                 )

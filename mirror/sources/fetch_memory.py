@@ -9,11 +9,14 @@ rebuilt or copied batch takes for itself beside them.
     ordinary room    for every partition that wants a fetch, while the loop's answers keep less than that
     floor            for those alone that get on, while others stand (`PartitionPipeline.stands`)
 
-So partitions whose target does not take anything, however many they are and for whatever reason, can fill
-the ordinary room and no more: the others go on in the floor. And each loop may hold one answer in any case,
-so no source waits for another's target partitions.
+So partitions whose target does not take anything, for whatever reason, can fill the ordinary room: the others
+go on in the floor. Of which kind one is that has nothing under way is known only when it has tried, so there
+it gets the smallest fetch, until something of it was delivered: where a target takes nothing at all, its
+partitions would each take the floor, one after the other. And each loop may hold one answer in any case, so
+no source waits for another's target partitions.
 
-A batch comes whole, whatever its size, so each loop may exceed its share by one.
+A batch comes whole, whatever its size, so each loop may exceed its share by one; and by a smallest fetch at a
+time where what stands has filled the floor as well, as nobody would ever find out who does not.
 """
 
 from __future__ import annotations
@@ -62,7 +65,8 @@ class FetchBudget:
         on. Less than MIN_FETCH_SIZE: nothing now."""
         room = min(self.share - self.floor - held_size, self._total_size - self.held_size)
         if some_stand or not held_size:
-            return max(room, self.floor - moving_size)
+            most = max(self.share - held_size, 0 if moving_size else MIN_FETCH_SIZE)
+            return max(room, min(self.floor - moving_size, most))
         return room
 
 

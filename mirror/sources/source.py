@@ -374,7 +374,7 @@ class SourceReader:
                     min_bytes=1,
                     max_wait_ms=min(limit_ms, self._fetch_config.max_wait_ms),
                     max_bytes=max(max_size, needed_size),
-                    partition_max_bytes=max(sizes.partition, needed_size),
+                    partition_max_bytes=max(min(sizes.partition, loop.most_of_each), needed_size),
                     read_committed=True,
                     purpose=way.purpose,
                 )

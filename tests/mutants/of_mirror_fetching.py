@@ -77,6 +77,26 @@ OF_MIRROR_FETCHING = (
         ),
     ),
     Mutant(
+        name="part-of-the-others-taken-by-each-that-comes-to-stand",
+        promise="However many partitions a target takes nothing of, they keep no more than is allowed.",
+        file=BUDGET,
+        rule="min(self.floor - moving_size, most)",
+        instead="self.floor - moving_size",
+        red=(
+            f"{MEMORY}::test_partitions_that_come_to_stand_one_after_the_other_keep_no_more_than_is_allowed",
+        ),
+    ),
+    Mutant(
+        name="part-of-the-others-taken-at-once",
+        promise="Of which nothing was delivered, that takes a small part of what is kept for the others.",
+        file="mirror/sources/fetch_loop.py",
+        rule="tries = self._is_in_floor and not pipeline.gets_on(at_ms)",
+        instead="tries = False",
+        red=(
+            f"{MEMORY}::test_partition_of_which_nothing_was_delivered_tries_a_smallest_fetch_where_others_stand",
+        ),
+    ),
+    Mutant(
         name="part-of-the-others-taken-by-who-gets-on",
         promise="What is kept for the time when others stand is not used up before.",
         file=BUDGET,

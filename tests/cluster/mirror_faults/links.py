@@ -1,4 +1,4 @@
-"""The networks of the brokers' fault run, with a link that can be made slow.
+"""The networks of the brokers' fault run, with a link that can be made slow, and one that counts.
 
 In namespaces a token bucket of the kernel (`tc tbf`) stands before the node, at the bridge; a proxy counts
 bytes and waits. Both hold everything that is sent to the node to the rate, whoever sends it.
@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import time
-from collections.abc import Sequence
-from typing import Protocol
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from tests.cluster.faults.network import NamespaceNetwork, Network, enter_namespaces
 from tests.cluster.faults.proxies import ProxyNetwork
@@ -18,7 +19,7 @@ from tests.cluster.faults.proxies import ProxyNetwork
 BURST_BYTES = 64 << 10
 CHUNK_SIZE = 16 << 10
 
-__all__ = ["NamespaceLinks", "ProxyLinks", "SlowableNetwork", "enter_namespaces"]
+__all__ = ["CountingLinks", "NamespaceLinks", "ProxyLinks", "SlowableNetwork", "enter_namespaces"]
 
 
 class SlowableNetwork(Network, Protocol):
@@ -86,3 +87,32 @@ class ProxyLinks(ProxyNetwork):
             await writer.drain()
         await self._passable(source, target)
         raise ConnectionResetError  # the whole connection ends with either half
+
+
+class CountingLinks(ProxyLinks):
+    """`passed` has the bytes that went from one node to another: what a proxy holds back is not in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passed: Counter[tuple[str, str]] = Counter()
+
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, source: str, target: str
+    ) -> None:
+        def count(size: int) -> None:
+            self.passed[source, target] += size
+
+        counted: Any = _Counted(writer, count)
+        await super()._pump(reader, counted, source, target)
+
+
+class _Counted:
+    """What a pump uses of a StreamWriter."""
+
+    def __init__(self, writer: asyncio.StreamWriter, count: Callable[[int], None]) -> None:
+        self._writer, self._count = writer, count
+        self.drain = writer.drain
+
+    def write(self, data: bytes) -> None:
+        self._count(len(data))
+        self._writer.write(data)

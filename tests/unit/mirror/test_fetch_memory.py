@@ -170,15 +170,58 @@ def test_four_partitions_that_stand_leave_room_for_the_others(kept: int) -> None
     assert room > 8 * MEBIBYTE, "they keep what they need, and no answer as a whole"
 
 
-def test_partitions_that_stand_and_need_all_that_they_keep_leave_a_part() -> None:
+def all_room_taken() -> tuple[Any, Any]:
+    """A reader and its loop: four of a hundred partitions stand and need all that they keep."""
     reader = reader_of(Source())
     reader._budget = FetchBudget(16 * MEBIBYTE)
     reader._budget.loop_count = 1
-    loop = loop_with(reader, 4, 96, size=4 * MEBIBYTE, kept=4 * MEBIBYTE)
+    size = 7 * MEBIBYTE // 2
+    return reader, loop_with(reader, 4, 96, size=size, kept=size)
+
+
+def test_partitions_that_stand_and_need_all_that_they_keep_leave_a_part() -> None:
+    reader, loop = all_room_taken()
     asked, room = asked_of(reader, loop)
     assert asked == set(range(4, 100))
     assert room == 2 * MEBIBYTE
+    assert loop.most_of_each >= room
     assert all(each.frame is not None for each in list(loop.partitions.values())[:4]), "nothing to be gained"
+
+
+def test_partition_of_which_nothing_was_delivered_tries_a_smallest_fetch_where_others_stand() -> None:
+    """It may be one that stands too, and each of those would take what is kept for the others."""
+    reader, loop = all_room_taken()
+    *_, untried, tried = loop.partitions.values()
+    untried.gets_on = tried.gets_on = lambda _: False
+    tried.progress.outstanding_size = SMALL
+    assert asked_of(reader, loop)[0] == set(range(4, 99)), "one has tried, and waits for what comes of it"
+    assert loop.most_of_each == MIN_FETCH_SIZE
+    loop.partitions["t", 0].frame = None
+    assert asked_of(reader, loop)[0] == set(range(4, 100)), "there is room for all"
+    assert loop.most_of_each > MIN_FETCH_SIZE
+
+
+def test_partitions_that_come_to_stand_one_after_the_other_keep_no_more_than_is_allowed() -> None:
+    budget = FetchBudget(16 * MEBIBYTE)
+    budget.loop_count = 1
+    held = HeldMemory(budget)
+    frames = [held.take(14 * MEBIBYTE)]
+    while (room := budget.room(held.size, 0, some_stand=True)) > MIN_FETCH_SIZE:
+        frames.append(held.take(room // 4 + MIN_FETCH_SIZE))
+    assert held.size <= 16 * MEBIBYTE + MIN_FETCH_SIZE
+    assert room == MIN_FETCH_SIZE, "nobody would find out who gets on"
+    assert budget.room(held.size, SMALL, some_stand=True) < MIN_FETCH_SIZE, "somebody does"
+    frames.clear()
+    assert budget.room(held.size, 0, some_stand=True) == 14 * MEBIBYTE
+
+
+def test_partition_gets_on_for_a_while_after_something_of_it_was_delivered() -> None:
+    story = TwoInOneAnswer()
+    assert not story.small.gets_on(5_000)
+    (outgoing,) = story.sink._lanes[story.small.target].at_rest()
+    story.small.delivered(outgoing, 0, 0, 5_000)
+    assert story.small.gets_on(5_000 + STANDING_AFTER_MS)
+    assert not story.small.gets_on(5_001 + STANDING_AFTER_MS)
 
 
 def test_those_that_get_on_may_not_take_what_is_kept_for_when_others_stand() -> None:
