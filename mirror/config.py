@@ -329,7 +329,8 @@ def load_config(path: Path | str) -> MirrorConfig:
 
 def load_control(path: Path | str) -> ControlConfig:
     """The `control` section, for who speaks with a worker: the secrets and certificates of the clusters are
-    the worker's, and so is its name in the group; they need not be here. Raises ConfigError as `load_config` does."""
+    the worker's, and so is its name in the group; they need not be here. Raises ConfigError as `load_config`
+    does."""
     text = _read(path)
     content = {
         key: _without_security(value) if key in ("target", "sources") else value

@@ -26,7 +26,6 @@ import structlog
 
 from millrace.broker.client.raw_fetch import FetchedPartition
 from millrace.broker.errors import (
-    CorruptMessage,
     InvalidRecord,
     InvalidTimestamp,
     KafkaError,
@@ -42,7 +41,7 @@ from millrace.mirror.delivery.gap_records import GapRecords
 from millrace.mirror.delivery.outgoing import Outgoing, latency_start, to_be_stamped
 from millrace.mirror.delivery.progress import PartitionProgress, Span
 from millrace.mirror.delivery.sink import Sink
-from millrace.mirror.gaps.gaps import Gap, GapClass, GapPolicy
+from millrace.mirror.gaps.gaps import Gap, GapClass, GapPolicy, class_of_refusal
 from millrace.mirror.gaps.open_gaps import OpenGap, OpenGaps, Origin, Resume
 from millrace.mirror.offsets.offset_map import Runs
 from millrace.mirror.sharing.rates import Workload
@@ -420,13 +419,9 @@ class PartitionPipeline:
             self._sink.withdraw(self.target, self, outgoing.offsets[-1] + 1)
             return []  # the next owner will meet it again, and may stop before what stands behind it
         self.progress.failed(outgoing.span)
-        gap_class = GapClass.REFUSED
-        if isinstance(error, RecordTooLarge | RecordListTooLarge):
-            gap_class = GapClass.TOO_LARGE
-        elif isinstance(error, CorruptMessage):
-            gap_class = GapClass.CORRUPT
+        first, following = outgoing.offsets[0], outgoing.offsets[-1] + 1
         reason = str(error) if error is outgoing.fault else f"the target says: {error}"
-        self._gap_in_span(outgoing.span, outgoing.offsets[0], outgoing.offsets[-1] + 1, gap_class, reason)
+        self._gap_in_span(outgoing.span, first, following, class_of_refusal(error), reason)
         self._moved()
         return []
 

@@ -47,7 +47,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
-import enum
 import inspect
 import math
 import random
@@ -67,6 +66,7 @@ from millrace.broker.client.group_offsets import (
     fetch_offsets,
     group_refusal,
 )
+from millrace.broker.client.join_steps import HELD_BACK, WAITED_FOR, JoinStep
 from millrace.broker.client.retry import REQUEST_BACK_OFF
 from millrace.broker.errors import (
     AccessRefused,
@@ -103,22 +103,6 @@ _TOLD_AFTER_S = 10.0
 _TOLD_AGAIN_AFTER_S = 30.0
 # A step of a join that takes longer than this is told.
 _LONG_S = 5.0
-
-
-class _Step(enum.Enum):
-    """Of a join; the value is what is told of one that takes long."""
-
-    REACHING = ""  # no request is out: what the cluster says is told
-    JOINING = "the group's coordinator holds the answer back: it waits for the other members"
-    SHARING = "this member leads the group and has not shared out its work yet"
-    FOLLOWING = "the group's leader has not shared out its work yet"
-    RECORDING = "the group's coordinator has not taken the shares yet"
-
-
-# A request is out whose answer waits for others.
-_HELD_BACK = (_Step.JOINING, _Step.FOLLOWING, _Step.RECORDING)
-# The others wait for a member that is here, or may be.
-_WAITED_FOR = (_Step.JOINING, _Step.SHARING)
 
 
 class GroupMember:
@@ -176,12 +160,10 @@ class GroupMember:
         self._heard_at = 0.0  # the coordinator has taken this for a member so late at least
         self._trouble = ""
         self._not_let_in = asyncio.Event()
-        self._step: _Step | None = None  # None: a share is held, or nothing was begun
+        self._step: JoinStep | None = None  # None: a share is held, or nothing was begun
         self._step_began_at = 0.0
-        self._turned_at, self._was_frozen = (
-            math.inf,
-            False,
-        )  # when a join last had a turn; or not for a session
+        # When a join last had a turn; whether it had none for a session since it was begun.
+        self._turned_at, self._was_frozen = math.inf, False
         # A try has ended in which the others wait for this member, as far as is known here.
         self._left_waiting = False
         # A join under the instance id went out: its seat, or one of before, may be there under an unknown id.
@@ -214,7 +196,7 @@ class GroupMember:
         if self._step is None or since_s <= _LONG_S:
             return self._trouble
         away = self.cluster.trouble or ""
-        if self._step is _Step.REACHING:
+        if self._step is JoinStep.REACHING:
             return self._trouble or away
         return f"{self._step.value}; {away}" if away else self._step.value
 
@@ -254,7 +236,7 @@ class GroupMember:
         if self._task is None:
             return
         await asyncio.wait([self._task])
-        is_waited_for = self._step in _WAITED_FOR or self._left_waiting
+        is_waited_for = self._step in WAITED_FOR or self._left_waiting
         if leave if leave is not None else self.instance_id is None or is_waited_for:
             await self._leave()
         self.cluster.close_purpose(self._purpose)
@@ -307,7 +289,7 @@ class GroupMember:
                 await self._until_closing(asyncio.sleep(pause_s))
                 pause_s = 0.0
                 self._wants_rejoin = False
-                self._enter(_Step.REACHING)
+                self._enter(JoinStep.REACHING)
                 return await self._until_closing(self._join_and_sync())
             except (MemberIdRequired, RebalanceInProgress):
                 continue  # the very next join waits in the server: no pause is needed
@@ -315,9 +297,9 @@ class GroupMember:
                 self._trouble = str(error)
                 if isinstance(error, AccessRefused):
                     self._not_let_in.set()
-                if self._step in _WAITED_FOR or self._step is _Step.RECORDING:
+                if self._step in WAITED_FOR or self._step is JoinStep.RECORDING:
                     self._left_waiting = True
-                self._enter(_Step.REACHING)
+                self._enter(JoinStep.REACHING)
                 if isinstance(error, _NOT_A_MEMBER):
                     if self.generation >= 0 and self._on_lost_within_join is not None:
                         await self._on_lost_within_join()
@@ -328,7 +310,7 @@ class GroupMember:
                 pause_s = REQUEST_BACK_OFF.delay_ms(failure_count, self._rng.random()) / 1000
         return None
 
-    def _enter(self, step: _Step) -> None:
+    def _enter(self, step: JoinStep) -> None:
         self._step = step
         self._step_began_at = asyncio.get_running_loop().time()
 
@@ -454,12 +436,12 @@ class GroupMember:
         if self.generation < 0 or self._on_lost_within_join is None:
             return math.inf
         session_s = self._session_timeout_ms / 1000
-        if self._step not in _HELD_BACK:
+        if self._step not in HELD_BACK:
             return self._heard_at + session_s
         return self._step_began_at + self._rebalance_timeout_ms / 1000 + session_s
 
     async def _lose_seat_within_join(self) -> None:
-        what = "not answered" if self._step in _HELD_BACK else "not reached"
+        what = "not answered" if self._step in HELD_BACK else "not reached"
         # A request that is still out there would hold up all that follow on its connection.
         self.cluster.close_purpose(self._purpose)
         if self._on_lost_within_join is not None:
@@ -481,7 +463,7 @@ class GroupMember:
 
     async def _join_and_sync(self) -> bytes:
         answer = await self._join()
-        self._enter(_Step.SHARING if answer.leader == self.member_id else _Step.REACHING)
+        self._enter(JoinStep.SHARING if answer.leader == self.member_id else JoinStep.REACHING)
         if self._was_passed_over(int(answer.generation_id)) and self._on_lost_within_join is not None:
             await self._on_lost_within_join()
             self._wants_rejoin = True  # what it has just claimed it has no more
@@ -516,8 +498,8 @@ class GroupMember:
             ),
         )
         # The answer comes when every member has joined, or at the rebalance timeout.
-        answer = await self._ask_at_length(request, _Step.JOINING)
-        self._enter(_Step.REACHING)
+        answer = await self._ask_at_length(request, JoinStep.JOINING)
+        self._enter(JoinStep.REACHING)
         self._left_waiting = False
         if answer.error_code == MemberIdRequired.code:
             self.member_id = answer.member_id
@@ -542,7 +524,9 @@ class GroupMember:
             ),
         )
         # The answer comes when the leader has shared out the work.
-        answer = await self._ask_at_length(request, _Step.RECORDING if self.is_leader else _Step.FOLLOWING)
+        answer = await self._ask_at_length(
+            request, JoinStep.RECORDING if self.is_leader else JoinStep.FOLLOWING
+        )
         if answer.error_code in (0, RebalanceInProgress.code):
             self._hear()
         self._check(answer, "sync")
@@ -580,12 +564,12 @@ class GroupMember:
         finally:
             self.cluster.close_purpose(purpose)
 
-    async def _ask_at_length(self, request: Any, step: _Step) -> Any:
+    async def _ask_at_length(self, request: Any, step: JoinStep) -> Any:
         """Ask what is answered when others have done their part. `step` begins when the request goes out."""
 
         def on_reached() -> None:
             self._enter(step)
-            if step is _Step.JOINING and not self.member_id and self.instance_id is not None:
+            if step is JoinStep.JOINING and not self.member_id and self.instance_id is not None:
                 self._may_sit_by_name = True
 
         timeout_ms = self._rebalance_timeout_ms + self.cluster.request_timeout_ms

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from millrace.broker.errors import CorruptMessage, KafkaError, RecordListTooLarge, RecordTooLarge
 from millrace.broker.protocol.gap_events import GapEvent, encode_gap
 from millrace.mirror.topics.routes import SourcePartition
 
@@ -25,6 +26,13 @@ class GapClass(StrEnum):
     UNPACKED_TOO_LARGE = "unpacked_too_large"  # its records take more room, unpacked, than is given to any
     CORRUPT = "corrupt"  # the checksum or the layout is wrong, also after fetching again, or the records are
     POSITION_LOST = "position_lost"  # it was mirrored before, but its position is gone
+
+
+def class_of_refusal(error: KafkaError) -> GapClass:
+    """Of a batch that cannot be divided any more, by what the target said of it."""
+    if isinstance(error, RecordTooLarge | RecordListTooLarge):
+        return GapClass.TOO_LARGE
+    return GapClass.CORRUPT if isinstance(error, CorruptMessage) else GapClass.REFUSED
 
 
 class GapPolicy(StrEnum):

@@ -68,8 +68,8 @@ def test_member_that_was_frozen_past_its_session_holds_no_seat_before_any_task_h
 def test_member_that_was_frozen_within_a_join_holds_no_seat_until_it_has_a_share(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Who waits for the others keeps its seat for longer; but they may have come, and the session begun, while
-    it stood still."""
+    """Who waits for the others keeps its seat for longer; but they may have come, and the session begun,
+    while it stood still."""
 
     async def main() -> None:
         coordinator, events = Coordinator(), Events()
