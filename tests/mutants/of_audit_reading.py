@@ -94,7 +94,7 @@ OF_AUDIT_READING = (
         name="made-anew-told-by-no-gap",
         promise="What a topic held that was made anew before the first look is no loss, however late.",
         file="audit/runs/reading_plan.py",
-        rule="        if gap.topic_id and gap.cause == \"recreated\":\n",
+        rule='        if gap.topic_id and gap.cause == "recreated":\n',
         instead="        if False:\n",
         red=(
             f"{JOB}/test_doubtful_captures.py"
