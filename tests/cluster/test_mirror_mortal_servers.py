@@ -222,7 +222,7 @@ def test_single_broker_that_lost_its_unflushed_tail(pair: Pair) -> None:
     }
 
     async def story() -> None:
-        async with GapStory(pair, gaps, {"group": GROUP}) as gap:
+        async with GapStory(pair, gaps=gaps, config={"group": GROUP}) as gap:
             await gap.create_source()
             await gap.send(*SHOWN)
             gap.start()
