@@ -362,8 +362,7 @@ async def all_kinds_of_topics(pair: Pair) -> None:
         if topic != compacted:  # the target's cleaner may be at its files
             found = await asyncio.to_thread(dumped, there, pair.target.log_folder(topic, 0))
             assert found >= len(expected), topic
-            committed = {record.value for record in expected}
-            sent = batches_on_disk(pair.source.log_folder(topic, 0), committed)
+            sent = batches_on_disk(pair.source.log_folder(topic, 0), {record.value for record in expected})
             assert codecs(batches_on_disk(pair.target.log_folder(topic, 0))) == codecs(sent), topic
             await check_stamps(pair, mirror, topic)
         if topic in (appended, transactions):
