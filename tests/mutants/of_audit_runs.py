@@ -43,7 +43,7 @@ OF_AUDIT_RUNS = (
         instead="    try:\n        typer.echo(line, err=err)\n    except ZeroDivisionError:\n",
         red=(
             "tests/unit/deploy/test_audit_commands.py::"
-            "test_a_verdict_is_the_exit_status_whether_it_can_be_printed_or_not[0]",
+            "test_a_verdict_is_the_exit_status_whether_it_can_be_printed_or_not",
         ),
     ),
     Mutant(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +29,14 @@ def test_twice_two(): assert TWO + TWO == 4
 def test_mutant_fits_the_source(mutant: Mutant) -> None:
     assert mutant.staleness(PROJECT) == ""
     compile(mutant.applied_to((PROJECT / mutant.file).read_text()), mutant.file, "exec")
+
+
+def test_cases_that_mutants_name_are_collected() -> None:
+    """A file tells which tests it has; which cases they have, only pytest."""
+    cases = sorted({test for mutant in MUTANTS for test in mutant.red if "[" in test})
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *cases]
+    collected = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+    assert collected.returncode == 0, collected.stdout + collected.stderr
 
 
 def test_names_are_given_once_and_unknown_ones_are_refused() -> None:
