@@ -118,6 +118,17 @@ OF_AUDIT_UPKEEP = (
         ),
     ),
     Mutant(
+        name="late-records-untold-once-folded",
+        promise="Late records whose cells a fold takes stay counted, also where it prunes nothing.",
+        file="audit/runs/next_commit.py",
+        rule="upkeep.late_to_keep(run.late, run.late_again).items()",
+        instead="upkeep.late_to_keep(run.late if lines.num_rows else {}, run.late_again).items()",
+        red=(
+            f"{JOB}/test_upkeep.py"
+            "::test_what_came_late_is_kept_as_a_count_when_a_fold_takes_its_cells[laid to rest]",
+        ),
+    ),
+    Mutant(
         name="pruned-though-nobody-waived",
         promise="What is neither proven nor waived keeps its evidence, and its row.",
         file="audit/keeping/upkeep.py",

@@ -215,15 +215,16 @@ class Audit:
             self.commit, self.kept, self.facts = commit, [*kept, settled], facts
             self.settled, self.numbered = lines, numbered
             self.asleep, self.rested_by = list(at_rest.asleep), resting.judged_by(config)
-            again = upkeep.late_counts(late_rows, again=True)
-            late_again = upkeep.late_to_keep(late, again)
-            pruned, pruned_lines, going = self._prune(
-                config, captured, found, tail, pruned, late_again, at_rest
-            )
-            self._lay(config, captured, found, tail, pruned, pruned_lines, at_rest, evident)
+            left, lines, going = self._prune(config, captured, found, tail, pruned, at_rest)
+            is_folded = left is not pruned
+            is_folded |= self._lay(config, captured, found, tail, left, lines, at_rest, evident)
             self._sum_up(captured.taken_ms)
             if may_unite(config, captured) and self.luck.random() < 0.5:
-                self._fold(fold_plan({}, proven_windows(pa.concat_tables(found.rows.parts()))), tail)
+                self._fold(fold_plan(left, proven_windows(pa.concat_tables(found.rows.parts()))), tail)
+                is_folded = True
+            if is_folded:  # which takes cells of what is pruned, and with them of what came late for it
+                kept = upkeep.late_to_keep(late, upkeep.late_counts(late_rows, again=True))
+                self.commit.untrusted = dict(Counter(self.commit.untrusted) + Counter(kept))
         slept = [told for each in asleep for told in self.shelf.told[each.files.name]]
         made_ms = {(row.topic, row.stream, row.window_start_ms, row.producer): at_ms for row, at_ms in slept}
         return Result(
@@ -245,7 +246,6 @@ class Audit:
         found: Findings,
         tail: pa.Table,
         before: dict[str, PrunedWindows],
-        late: Mapping[str, int],
         at_rest: AtRest,
     ) -> tuple[dict[str, PrunedWindows], pa.Table, list[tuple[str, int]]]:
         """As a run that folds and keeps no evidence for ever; returns what is pruned then, the lines and
@@ -289,7 +289,6 @@ class Audit:
         )
         upkeep.forget_streams(ledger, pruned, captured.told, needed, config.grace_ms, captured.taken_ms)
         self.facts = self._facts(ledger, captured, pruned, at_rest.left)
-        self.commit.untrusted = dict(Counter(self.commit.untrusted) + Counter(late))
         self.settled = _whole([but(earlier, lines), lines, lines_but(found.numbered, lines)])
         self.numbered = but(found.numbered, lines)
         return pruned, lines, going
@@ -328,10 +327,10 @@ class Audit:
         pruned_lines: pa.Table,
         at_rest: AtRest,
         evident: Sequence[tuple],
-    ) -> None:
-        """As a run that has many rows, and lays those to rest that are proven."""
+    ) -> bool:
+        """As a run that has many rows, and lays those to rest that are proven; whether there are any."""
         if self.rest_luck.random() < 0.2 or not resting.may_rest(config, captured):
-            return
+            return False
         tiers, ledger = tiers_of(config), captured.ledger
         names = tier_names(found.rows, [each["name"] for each in tiers])
         laid = resting.lay(
@@ -348,7 +347,7 @@ class Audit:
             captured.taken_ms,
         )
         if laid is None:
-            return
+            return False
         self.world.note("laid to rest")
         plan = fold_plan(pruned, proven_windows(pa.concat_tables(found.rows.parts())), laid.spans)
         apart = self._folded(plan, tail, laid_apart)
@@ -371,6 +370,7 @@ class Audit:
         living = outside(self.settled.filter(pc.invert(folded)), laid.spans)
         self.settled = _whole([self.settled.filter(folded), living])
         self.numbered = outside(self.numbered, laid.spans)
+        return True
 
     def _sum_up(self, now_ms: int) -> None:
         """Lines of pruned windows become spans, in days of a few windows, over as soon as they end."""

@@ -237,6 +237,12 @@ def test_what_is_pruned_changes_nothing_else_that_is_said(tmp_path, seed):
     scenario(seed, tmp_path)
 
 
+def test_what_came_late_stays_told_when_windows_are_laid_to_rest(tmp_path):
+    """Its cells go with that fold, though it prunes nothing: the next look reads them no more."""
+    seen = scenario(20130320, tmp_path)
+    assert seen.kinds["late for a pruned window"] > 1
+
+
 def test_a_window_at_rest_ends_with_all_that_is_said_of_it(tmp_path):
     """Another stream has a row of it since."""
     scenario(41000116, tmp_path)

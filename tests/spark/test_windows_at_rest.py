@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from millrace.audit import explain
+from millrace.audit.keeping import upkeep
 from millrace.audit.keeping.state import StateFolder
 from millrace.audit.keeping.verdict_files import own_lines, read_spans
 from millrace.audit.keeping.waivers import give_waiver
@@ -110,6 +111,31 @@ def test_what_is_said_of_windows_at_rest_is_what_was_said_of_them_until_they_are
     left = own_lines(state, names)[1].num_rows + sum(window_counts(read_spans(state, names)).to_pylist())
     assert left == 3 and watermark(world) == "2013-01-04T00:00:00Z"
     assert len(judged) == 4
+
+
+@pytest.mark.long
+def test_what_came_late_stays_told_when_the_fold_that_takes_it_only_lays_windows_to_rest(
+    spark, world, stream, monkeypatch
+):
+    world.config = world.config.model_copy(update={"keep_ms": 10 * DAY_MS})
+    world.carry(stream)
+    world.position("ewr", 40)
+    assert audit(world).exit_status == 0
+    assert audit(world, NOW_MS + 11 * DAY_MS).exit_status == 0
+    monkeypatch.setattr(resting, "REST_ROWS", 1)
+    world.send(stream, range(41, 61))
+    world.report(stream)
+    world.carry(stream, lose=[each for each in range(1, 41) if each != 33])
+    world.position("ewr", 60)
+    state = StateFolder.open(world.config.state)
+    told = [{"what": f"{upkeep.LATE}, in agg, topic flights", "count": 1, "holds": ["flights"]}]
+    for day in (12, 13):
+        found = audit(world, NOW_MS + day * DAY_MS)
+        assert (found.summary["untrusted"], found.exit_status) == (told, 2)
+        assert found.summary["windows"] == {"PROVEN": 2} and found.summary["duplicates"] == []
+        (laid,) = state.latest().resting
+        kept = [name for files in (state.latest().cells, laid.cells) for name in files]
+        assert sum(state.read_table(name).num_rows for name in kept) == 4, "none of what came late"
 
 
 @pytest.mark.long

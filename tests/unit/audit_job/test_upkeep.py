@@ -23,6 +23,7 @@ from millrace.audit.reconciliation.settled import (
 from millrace.audit.reconciliation.verdict_rows import verdict_rows
 from millrace.audit.reconciliation.verdicts import Verdict
 from millrace.audit.reconciliation.watermark import Waiver
+from millrace.audit.runs import resting
 from millrace.audit.runs.capture import Capture
 from millrace.audit.runs.fact_rows import PrunedWindows
 from millrace.audit.runs.next_commit import keep_verdicts, leaving_no_trace
@@ -100,6 +101,32 @@ def test_cells_of_proven_windows_are_united_once_a_day(tmp_path, monkeypatch, lo
     assert after.cells == (["cells/folded"] if is_folded else ["cells/new"])
     assert (after.folded_ms == 10**12) is is_folded
     assert state.files.entries("verdicts") or not is_folded
+
+
+@pytest.mark.parametrize(
+    ("loose", "rest_rows", "is_kept"),
+    [(["cells/a/1"] * upkeep.FOLD_FILES, 9, True), ([], 1, True), ([], 9, False)],
+    ids=["many files", "laid to rest", "not folded"],
+)
+def test_what_came_late_is_kept_as_a_count_when_a_fold_takes_its_cells(
+    tmp_path, monkeypatch, loose, rest_rows, is_kept
+):
+    """Whatever it folds for, also where nothing is pruned; while its cells stay, the next run counts them."""
+    monkeypatch.setattr(resting, "REST_ROWS", rest_rows)
+
+    class Loose(Cells):
+        def loose_files(self):
+            return loose
+
+    state, what = StateFolder.open(tmp_path), f"{upkeep.LATE}, in agg, topic flights"
+    captured = Capture(10**12, ledger_of((10**12 - 20, [1, 2, 3]), last=3))
+    numbered = number_rows(verdict_rows([row(10**12 - 20)]), LINE_SCHEMA.empty_table(), 10**12)
+    findings = Findings(numbered, numbered, numbered.slice(0, 0), numbered, [], {})
+    job = run_of(state, captured, late={what: 3}, late_again={what: 1})
+    after = Commit(cells=["cells/new"], untrusted={what: 4})
+    keep_verdicts(job, after, Loose(), findings)
+    assert after.untrusted == {what: 6 if is_kept else 4}
+    assert bool(after.resting) is (rest_rows == 1)
 
 
 def test_the_cells_of_a_stream_that_is_forgotten_go_with_it(tmp_path):
