@@ -103,6 +103,7 @@ def test_each_record_arrives_once_and_in_order(pair: str, tmp_path: Path) -> Non
     go_through(tmp_path / "run", pair, "exactly_once", events=CHOSEN[pair])
 
 
+@pytest.mark.long
 @pytest.mark.pairs
 @between(AT_LEAST_ONCE)
 def test_at_least_once_none_is_lost_and_what_comes_first_comes_in_order(pair: str, tmp_path: Path) -> None:
