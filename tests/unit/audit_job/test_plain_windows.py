@@ -231,6 +231,17 @@ def say_nothing_of_a_copy(given: Scene) -> None:
     given.cell_changes["agg", at(2)] = {"count": 5}
 
 
+def count_one_more_than_there_are(given: Scene) -> None:
+    """Nor does one make this: a copy that is counted and not named."""
+    given.cell_changes["agg", at(2)] = {"count": 6}
+
+
+def lose_and_count(lost: int, given: Scene) -> None:
+    """Nor this, of which the set alone tells the truth."""
+    given.held["agg", at(2)][0].discard(lost)
+    given.cell_changes["agg", at(2)] = {"count": 5}
+
+
 def hold_every_second_one_twice(given: Scene) -> None:
     """As many as there should be, in a set that no loop of ours takes apart."""
     numbers = range(1000, 7000)
@@ -262,7 +273,9 @@ def make_anew(given: Scene) -> None:
         (tell_it_failed_elsewhere, WINDOWS - 1),
         (hold_every_second_one_twice, WINDOWS),
         (say_nothing_of_a_copy, WINDOWS - 1),
+        (count_one_more_than_there_are, WINDOWS - 1),
         *((partial(repeat_one_and_lose, lost), WINDOWS - 1) for lost in (11, 13, 15)),
+        *((partial(lose_and_count, lost), WINDOWS - 1) for lost in (11, 13, 15)),
     ],
 )
 def test_what_is_found_of_one_window_leaves_the_others_as_they_are(
