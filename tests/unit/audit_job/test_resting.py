@@ -302,7 +302,7 @@ def test_a_stream_tells_of_its_records_for_windows_at_rest():
 
     assert said(proven(30), living=[cell(30, [4])]) is None
     assert said(others=[cell(50, [4])]) is None, "of a window that is pruned"
-    assert said(others=[cell(10, [4]), cell(20, [5])])[2] == '{"windows":[10,20]}'
+    assert said(others=[cell(10, [4]), cell(20, [5])]) == (WAKING, "flights", '{"windows":[10,20]}')
     moved = row(30, Verdict.UNKNOWN, reasons=(PRUNED_BEFORE,))
     assert said(moved, living=[cell(30, [2])]) == (WAKING, "flights", '{"windows":null}')
     assert said(moved, living=[cell(30, [9])]) is None, "the number of one that is pruned"
