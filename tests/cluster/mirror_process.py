@@ -175,6 +175,16 @@ async def committed_data(
     cluster: Cluster, topic: str, partition: int, offset: int = 0
 ) -> AsyncIterator[tuple[memoryview, BatchHeader]]:
     """Every committed batch of a partition from `offset` on, in order; CRCs are checked."""
+    async for batch, header, is_data in all_batches(cluster, topic, partition, offset):
+        if is_data:
+            yield batch, header
+
+
+async def all_batches(
+    cluster: Cluster, topic: str, partition: int, offset: int = 0
+) -> AsyncIterator[tuple[memoryview, BatchHeader, bool]]:
+    """Every batch of a partition from `offset` on, in order, and whether it is committed data (`committed`);
+    CRCs are checked."""
     end = await end_offset(cluster, topic, partition)
     while offset < end:
         view = await cluster.metadata([topic])
@@ -185,6 +195,5 @@ async def committed_data(
         for batch, header, is_data in committed_batches(answer.records, answer.aborted):
             verify_crc(batch, 0, header)
             assert header.base_offset == offset
-            if is_data:
-                yield batch, header
+            yield batch, header, is_data
             offset = header.next_offset
