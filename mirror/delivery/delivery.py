@@ -87,8 +87,8 @@ class Delivery(Protocol):
         ...
 
     async def fence(self, slots: Mapping[int, int], timeout_s: float) -> dict[int, int]:
-        """Ends what was open under the slots (and their lane counts) of workers that left; gives back those
-        for which that is not known to be done."""
+        """Ends what earlier holders of the slots (and their lane counts) left open; gives back those for
+        which that is not known to be done."""
         ...
 
     def standing(self) -> Iterator[tuple[SourcePartition, Failure]]:

@@ -234,9 +234,12 @@ class ExactlyOnce:
             log.debug("no more time to fence")
         if left:
             # Safe all the same: whoever takes over waits for the outcome of what is open.
-            log.warning("not all that left are fenced; their transactions end by timeout", ids=sorted(left))
+            log.warning(
+                "not all earlier holders of slots are fenced; what they left open ends by timeout",
+                ids=sorted(left),
+            )
         if slots:
-            log.info("fenced workers that left", slots=sorted(slots), ids_left=len(left))
+            log.info("fenced earlier holders of slots", slots=sorted(slots), ids_left=len(left))
         return {slot: slots[slot] for slot in set(left.values())}
 
     def _transaction_ended(self, seconds: float, committed: bool) -> None:

@@ -81,7 +81,7 @@ async def kill_and_replace(
     took_s = time.monotonic() - killed_at
     print(f"{pair.name}: partition {lost} went on after {took_s:.1f} s")
     assert not set(left_open) & set(await open_transactions(target, feed.topic, lost))
-    assert "fenced workers that left" in heir.log
+    assert "fenced earlier holders of slots" in heir.log
     check(await seen(target, feed.topic))
     victim.start()
     await until_shared([victim, heir])

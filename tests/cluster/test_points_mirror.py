@@ -227,7 +227,7 @@ def test_leader_dies_when_it_has_fenced_a_worker_that_left_and_the_next_one_fenc
             check(await seen(target, topic))
             await until_shared([heir])
             await until_grown(target, feed, lost, 100, heir)
-            assert re.search(r"fenced workers that left  slots=\S*\d, \d", heir.log), heir.log
+            assert re.search(r"fenced earlier holders of slots  slots=\S*\d, \d", heir.log), heir.log
             await finish(target, feed, [heir])
 
     asyncio.run(story())
