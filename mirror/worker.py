@@ -277,8 +277,8 @@ class Worker:
         return await asyncio.to_thread(share_out)  # or it would lose its own seat meanwhile
 
     async def _fence(self, departed: Mapping[int, int]) -> dict[int, int]:
-        """Ends what earlier holders of these slots left open, so that nobody waits for a timeout; the slots for
-        which that was not possible. One that was given to a worker which missed its share is among them."""
+        """Ends what earlier holders of these slots left open, so that nobody waits for a timeout; the slots
+        for which that was not possible. Among them is one given to a worker that missed its share."""
         session_s = self.config.group.session_timeout_ms / 1000
         return await self.delivery.fence(departed, min(MAX_FENCING_S, session_s * MAX_SHARE_OF_SESSION))
 
