@@ -129,6 +129,11 @@ async def until_shared(workers: Sequence[MirrorProcess], partitions: int = PARTI
     await until(is_shared, logs_of=workers)
 
 
+async def until_alone(worker: MirrorProcess) -> None:
+    """Until this one carries them all."""
+    await until_shared([worker])
+
+
 async def until_grown(target: Cluster, feed: Feed, partition: int, by: int, worker: MirrorProcess) -> None:
     """Until more has come than was there, and no repeats of it."""
 

@@ -134,6 +134,16 @@ class GapStory:
             selection: dict[str, Any] = {"source": self.pair.source.name, "topic": self.topic}
             post(self.mirrors[policy], path, **selection)
 
+    async def carry_and_pause(self, value: bytes, batch: Iterable[Record] | None = None) -> None:
+        """Sends the first record (`batch`, where it is more than its value); both mirrors carry it, and are
+        paused then."""
+        await self.send(value if batch is None else batch)
+        self.start()
+        for policy in (STOP, SKIP):
+            await self.has(policy, value)
+        self.post("/pause")
+        await self.is_in_state("paused")
+
     def skip(self) -> None:
         """Lets the gap pass at which the one mirror is stopped."""
         said = command(self.mirrors[STOP], "skip", self.place)

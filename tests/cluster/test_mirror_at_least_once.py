@@ -12,29 +12,21 @@ import signal
 import pytest
 
 from tests.cluster.fed_workers import (
-    PARTITIONS,
     check,
     finish,
     owners,
     seen,
     start,
+    until_alone,
     until_grown,
     until_shared,
 )
 from tests.cluster.mirror_calls import command
-from tests.cluster.mirror_process import MirrorProcess, until
 from tests.pairs import Pair, in_pairs
 
 DELIVERY = "at_least_once"
 # No session ends but by a word, and no handover for want of time: either would repeat, and rightly.
 AT_EASE = {"session_timeout_ms": 60_000, "rebalance_timeout_ms": 60_000}
-
-
-async def until_alone(worker: MirrorProcess) -> None:
-    async def has_all() -> bool:
-        return len((await owners([worker]))[0]) == PARTITIONS
-
-    await until(has_all, logs_of=[worker])
 
 
 @pytest.mark.safety

@@ -17,7 +17,6 @@ import pytest
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.open_transactions import OpenTransaction, open_transactions
 from tests.cluster.fed_workers import (
-    PARTITIONS,
     SESSION_MS,
     Feed,
     check,
@@ -25,6 +24,7 @@ from tests.cluster.fed_workers import (
     owners,
     seen,
     start,
+    until_alone,
     until_grown,
     until_shared,
 )
@@ -118,13 +118,9 @@ def test_worker_frozen_past_its_session_repeats_nothing(pair: Pair) -> None:
             feed, workers = await start(pair, source, target, 2)
             zombie, heir = workers
             assert zombie.process is not None
-
-            async def is_alone() -> bool:
-                return len((await owners([heir]))[0]) == PARTITIONS
-
             for _ in range(FREEZES):
                 zombie.process.send_signal(signal.SIGSTOP)
-                await until(is_alone, logs_of=[heir])
+                await until_alone(heir)
                 zombie.process.send_signal(signal.SIGCONT)
                 await until_shared(workers)
                 check(await seen(target, feed.topic))

@@ -57,12 +57,7 @@ def test_retention_overtakes_a_paused_mirror(pair: Pair, delivery: str) -> None:
         async with GapStory(pair, delivery, config=NO_SYNC) as gap:
             await gap.create_targets()
             await gap.create_source(**{"segment.bytes": str(segment)})
-            await gap.send(number[0])
-            gap.start()
-            for policy in (STOP, SKIP):
-                await gap.has(policy, number[0])
-            gap.post("/pause")
-            await gap.is_in_state("paused")
+            await gap.carry_and_pause(number[0])
             await gap.send(*number[1:])
 
             async def lag_is_seen() -> bool:
@@ -150,12 +145,7 @@ def test_topic_made_again_with_records_that_were_never_carried(pair: Pair) -> No
         async with GapStory(pair, config={"discovery_interval_ms": 600_000}) as gap:
             await gap.create_source()
             old = [b"old 0", b"old 1", b"old 2"]
-            await gap.send(*old)
-            gap.start()
-            for policy in (STOP, SKIP):
-                await gap.has(policy, *old)
-            gap.post("/pause")
-            await gap.is_in_state("paused")
+            await gap.carry_and_pause(*old)
             await gap.send(*(b"never carried %d" % number for number in range(5)))
 
             async def lag_is_seen() -> bool:
