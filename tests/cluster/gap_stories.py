@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -134,13 +135,15 @@ class GapStory:
             selection: dict[str, Any] = {"source": self.pair.source.name, "topic": self.topic}
             post(self.mirrors[policy], path, **selection)
 
-    async def carry_and_pause(self, value: bytes, batch: Iterable[Record] | None = None) -> None:
-        """Sends the first record (`batch`, where it is more than its value); both mirrors carry it, and are
-        paused then."""
-        await self.send(value if batch is None else batch)
+    async def carry_and_pause(self, *batches: list[Record] | bytes) -> None:
+        """Sends these; both mirrors begin and carry them, and are paused then."""
+        await self.send(*batches)
         self.start()
+        carried = [
+            [each] if isinstance(each, bytes) else [record.value for record in each] for each in batches
+        ]
         for policy in (STOP, SKIP):
-            await self.has(policy, value)
+            await self.has(policy, *chain.from_iterable(carried))
         self.post("/pause")
         await self.is_in_state("paused")
 

@@ -12,10 +12,10 @@ import yaml
 
 from millrace.broker.client.admin import create_topic
 from millrace.broker.client.cluster import Cluster
+from tests.cluster.fed_workers import PARTITIONS, until_shared
 from tests.cluster.mirror_calls import answered, call, command, partitions, states
 from tests.cluster.mirror_process import MirrorProcess, end_offset, send, until
 from tests.cluster.test_mirror_control import arrives, batch, both_in
-from tests.cluster.test_mirror_exactly_once import PARTITIONS, until_shared
 from tests.pairs import Pair, in_pairs
 
 # Who is frozen keeps its seat meanwhile.

@@ -313,7 +313,7 @@ def test_retention_by_time_overtakes_a_paused_mirror(pair: Pair) -> None:
         async with GapStory(pair, config={"config_sync": {"enabled": False}}) as gap:
             await gap.create_targets()
             await gap.create_source(**configs)
-            await gap.carry_and_pause(numbers[0], batches[0])
+            await gap.carry_and_pause(batches[0])
             await gap.send(*batches[1:])
             await alter_configs(gap.source, gap.topic, {"retention.ms": str(2 * DAY_MS)})
 
