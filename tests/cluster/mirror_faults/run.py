@@ -20,10 +20,10 @@ from tests.cluster.mirror_faults.checks import Verdict, judge
 from tests.cluster.mirror_faults.events import Events
 from tests.cluster.mirror_faults.links import NamespaceLinks, ProxyLinks, SlowableNetwork
 from tests.cluster.mirror_faults.load import Load
-from tests.cluster.mirror_faults.places import NODES, Places
-from tests.cluster.mirror_faults.plan import SOURCES, SPARED, Event, Kind, rounds
+from tests.cluster.mirror_faults.places import MIRROR, NODES, Places
+from tests.cluster.mirror_faults.plan import SOURCES, SPARED, TARGET, Event, Kind, rounds
 from tests.cluster.mirror_faults.records import Gap, Journal, Stream
-from tests.cluster.mirror_faults.witness import Witness, gap_events, read_again_at
+from tests.cluster.mirror_faults.witness import Witness, gap_events, has_begun_with_all, read_again_at
 from tests.waiting import Deadline, patience
 
 ARRIVE_TIMEOUT_S = 90.0
@@ -101,19 +101,22 @@ class Run:
         self.load.start()
         for name in self.places.workers:
             self.places.start_worker(name)
-        deadline = Deadline("the mirror creates its topics", within_s=START_TIMEOUT_S)
-        while not self.witness.topics_exist():
-            self.places.tend()
-            if deadline.has_passed or self.places.problems:
-                raise RuntimeError(
-                    "the mirror does not create its topics\n" + "\n".join(self.places.tails(30))
-                )
-            time.sleep(0.1)
+        self._until(self.witness.topics_exist, "the mirror creates its topics")
         self.witness.start()
+        target = self.places.servers[TARGET].bootstrap
+        self._until(lambda: has_begun_with_all(target, MIRROR), "the mirror begins with every partition")
         time.sleep(WARM_UP_S)
         self._started = time.monotonic()
         self.first_memory = self._memory()
         self.timeline.note(f"the mirror is up: {self.load.record_count} records acknowledged")
+
+    def _until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = Deadline(what, within_s=START_TIMEOUT_S)
+        while not condition():
+            self.places.tend()
+            if deadline.has_passed or self.places.problems:
+                raise RuntimeError(f"not so: {what}\n" + "\n".join(self.places.tails(30)))
+            time.sleep(0.1)
 
     def stop(self) -> None:
         self.witness.stop()

@@ -1,7 +1,7 @@
 """Who reads the aggregate meanwhile: a client of another make, read committed, record by record, to its end.
 
 Every record must be one that the load made, byte for byte; what it is goes to `checks.Seen`. Gap events are
-read from the audit topic by `gap_events`, anew each time.
+read from the audit topic by `gap_events`, anew each time, and by `has_begun_with_all` the mirror's positions.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from confluent_kafka.admin import AdminClient
 
 from millrace.audit.contract.header import HEADER_KEY
 from millrace.broker.client.cluster import Cluster
-from millrace.broker.client.read_to_end import read_topic_to_end
+from millrace.broker.client.read_to_end import TopicRecord, read_topic_to_end
 from millrace.broker.errors import MillraceError, UnknownTopicOrPartition
 from millrace.broker.protocol.system_topics import AUDIT_TOPIC
+from millrace.mirror.delivery.checkpoints import decode_key
+from millrace.mirror.topics.own_topics import POSITIONS
+from millrace.mirror.topics.routes import SourcePartition
 from tests.cluster.faults.producers import CLIENT
 from tests.cluster.mirror_faults.checks import Seen
-from tests.cluster.mirror_faults.plan import TARGET
+from tests.cluster.mirror_faults.plan import SOURCES, TARGET
 from tests.cluster.mirror_faults.records import ALL_TOPICS, AUDITED, Gap, Stream, identity_of, record_of
 from tests.waiting import Deadline, patience
 
@@ -181,22 +184,35 @@ def read_again_at(bootstrap: str, stream: Stream) -> Counter[int]:
 
 def gap_events(bootstrap: str) -> list[Gap]:
     """What the mirror has written down up to now, also what compaction might take later."""
-    return asyncio.run(_gap_events(bootstrap))
+    found = []
+    for record in asyncio.run(_records(bootstrap, AUDIT_TOPIC)):
+        if (record.key or b"").startswith(b"gap/"):
+            event = json.loads(record.value or b"{}")
+            where = event["source"], event["topic"], event["partition"]
+            offsets, told = (event["from"], event["to"]), (event["class"], event["at_ms"])
+            found.append(Gap(*where, *offsets, *told, event.get("open", False)))
+    return found
 
 
-async def _gap_events(bootstrap: str) -> list[Gap]:
-    deadline = Deadline("the gaps are read", within_s=READ_TIMEOUT_S)
+def has_begun_with_all(bootstrap: str, mirror: str) -> bool:
+    """Whether the mirror has put down where it is in every partition. A topic that is deleted before that is
+    one that it has never seen."""
+    found = {decode_key(record.key) for record in asyncio.run(_records(bootstrap, POSITIONS.of(mirror)))}
+    return found >= {
+        SourcePartition(source, topic, number)
+        for source in SOURCES
+        for topic, count in ALL_TOPICS.items()
+        for number in range(count)
+    }
+
+
+async def _records(bootstrap: str, topic: str) -> list[TopicRecord]:
+    """Of one of the target's topics; none while it is not there."""
+    deadline = Deadline(f"{topic} is read", within_s=READ_TIMEOUT_S)
     while True:
         try:
             async with Cluster(TARGET, [bootstrap], request_timeout_ms=5_000) as cluster:
-                found = []
-                async for record in read_topic_to_end(cluster, AUDIT_TOPIC):
-                    if (record.key or b"").startswith(b"gap/"):
-                        event = json.loads(record.value or b"{}")
-                        where = event["source"], event["topic"], event["partition"]
-                        offsets, told = (event["from"], event["to"]), (event["class"], event["at_ms"])
-                        found.append(Gap(*where, *offsets, *told, event.get("open", False)))
-                return found
+                return [record async for record in read_topic_to_end(cluster, topic)]
         except UnknownTopicOrPartition:
             return []
         except (MillraceError, OSError, TimeoutError):
