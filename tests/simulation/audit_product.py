@@ -551,13 +551,12 @@ class Audit:
             for stream in sorted({*by_stream, *told, *lines["stream"].to_pylist()} - {""}):
                 known = [told[stream]] if stream in told else []
                 cells = by_stream.get(stream, CELL_SCHEMA.empty_table())
-                of_stream = facts.filter(pc.equal(facts["stream"], stream))
-                cells, gone = unpruned(cells, of_stream)
-                pruned = left_of(known[0]) if known else None
+                pruned = left_of(known)
+                cells, gone = unpruned(cells, pruned)
                 own = list(reconciler.verdicts(cells, known)) if known or cells.num_rows else []
                 if own:
                     with mock.patch.object(plain_windows, "FEW_WINDOWS", 1):  # as of streams that have many
-                        assert reconciler.rows(cells, of_stream).equals(evident_rows(own))
+                        assert reconciler.rows(cells, known, pruned).equals(evident_rows(own))
                 if known:
                     late += came_for_others(reconciler, known[0], cells, gone, evident_rows(own))
                 number(stream, [each for each in own if not _is_pruned(each[0], pruned)])

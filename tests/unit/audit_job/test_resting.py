@@ -165,7 +165,7 @@ def test_what_is_left_of_windows_at_rest_stands_for_their_numbers():
     assert list(night.ledger.streams[STREAM].windows) == []
     (known,) = facts_of(night.ledger, night.at_rest).to_pylist()
     assert known["pruned"] is None and not known["reports"]
-    left = left_of(known)
+    left = left_of([known])
     assert (list(left.windows), left.certain) == ([0, 1, 2], BitMap64([1, 2, 3]))
     assert (left.sources, left.topic, left.first_report_ms) == ({"ewr"}, "flights", 0)
     restored = restore_pruned(facts_of(night.ledger, night.at_rest), "resting")
