@@ -46,6 +46,7 @@ from millrace.audit.reconciliation.verdict_rows import ROW_SCHEMA, Reconciler, e
 from millrace.audit.reconciliation.verdicts import WindowVerdict
 from millrace.audit.reconciliation.watermark import Waiver
 from millrace.audit.report.plain import tier_names
+from millrace.audit.report.resting_sums import Summing
 from millrace.audit.report.summary import summarise
 from millrace.audit.runs import resting
 from millrace.audit.runs.arrivals import of_pinned, stream_passages
@@ -334,19 +335,15 @@ class Audit:
             return
         tiers, ledger = tiers_of(config), captured.ledger
         names = tier_names(found.rows, [each["name"] for each in tiers])
-        laid = resting.lay(
-            Windows(found.numbered, 3),
+        restless = resting.Restless(
+            resting.made_anew(self.commit.unread),
+            {} if self.rest_luck.random() < 0.5 else self._promised(config, captured),
             pruned_lines,
             found.waived,
             lambda: _held_back(tail),
-            config,
-            ledger,
-            resting.made_anew(self.commit.unread),
-            {} if self.rest_luck.random() < 0.5 else self._promised(config, captured),
-            tiers,
-            names,
-            captured.taken_ms,
         )
+        summing = Summing(tiers, names, captured.taken_ms, config.grace_ms)
+        laid = resting.lay(Windows(found.numbered, 3), restless, config, ledger, summing)
         if laid is None:
             return
         self.world.note("laid to rest")
