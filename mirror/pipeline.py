@@ -38,6 +38,7 @@ from millrace.mirror.batches.coalesce import BatchWalk
 from millrace.mirror.batches.intake import Prepared
 from millrace.mirror.batches.rebatch import split
 from millrace.mirror.delivery.gap_records import GapRecords
+from millrace.mirror.delivery.on_record import OnRecord
 from millrace.mirror.delivery.outgoing import Outgoing, latency_start, to_be_stamped
 from millrace.mirror.delivery.progress import PartitionProgress, Span
 from millrace.mirror.delivery.sink import Sink
@@ -105,7 +106,6 @@ class PartitionPipeline:
         self.target = target
         self.state = State.STARTING
         self.progress = PartitionProgress(0)
-        self.origin = Origin("")
         self.runs = Runs(partition, 0, 0)
         self.lag = LagSamples()
         self.retry_at_ms = 0  # by the steady clock
@@ -119,8 +119,7 @@ class PartitionPipeline:
         self._count = partial(shared.metrics.count_batch, partition)
         self._trust = Trust()
         self._bytes_per_offset = 0.0  # in the last answer; 0: not known
-        self._written = Position(0, "", NO_TOPIC_ID, -1, 0)  # the position that is on record
-        self._began = -1
+        self._record = OnRecord()
         self._settled = asyncio.Event()
         self._is_paused = self._is_draining = False
         self._gaps = OpenGaps()
@@ -131,9 +130,7 @@ class PartitionPipeline:
         """`start` is on record: fetching may begin there."""
         if self.state is State.STARTING:
             self.progress = self._progress_from(start)
-            self.origin = Origin.of(start)
-            self._began = start.began
-            self._written = start
+            self._record.go_on_from(start)
             # The map tells younger from older by this, whatever the clocks of two workers say.
             began_ms = max(self._now_ms(), start.at_ms + 1)
             self.runs = Runs(self.partition, start.next_offset, began_ms, start.topic_id, self.target)
@@ -227,6 +224,11 @@ class PartitionPipeline:
         return int(self.lag.records_behind(self.progress.fetch_offset) * self._bytes_per_offset)
 
     @property
+    def origin(self) -> Origin:
+        """Which log its offsets belong to."""
+        return self._record.origin
+
+    @property
     def has_begun(self) -> bool:
         """Whether its start is known and its assignment has not ended."""
         return self.state not in (State.STARTING, State.CLOSED)
@@ -234,7 +236,7 @@ class PartitionPipeline:
     def adopt(self, origin: Origin) -> None:
         """The same log, of which more is known now (its topic's id), or which goes to another target than
         before: on record with the next position."""
-        self.origin = origin
+        self._record.origin = origin
         self.runs.topic_id = origin.topic_id
         self.progress.write_again()
         self._moved()
@@ -245,11 +247,9 @@ class PartitionPipeline:
 
     def position_written(self, position: Position) -> None:
         """`position` is durable (in a transactional lane: committed): the next owner goes on there."""
-        self._written = position
         self._gaps.on_record()
         self.progress.written(position.next_offset, position.leader_epoch)
-        known = self.origin, self.progress.position_leader_epoch, self._began
-        if (Origin.of(position), position.leader_epoch, position.began) != known:  # `adopt`, or a jump since
+        if not self._record.wrote(position, self.progress.position_leader_epoch):
             self.progress.write_again()
         self._keep_extent()
         self._moved()
@@ -262,7 +262,7 @@ class PartitionPipeline:
         """
         if self.state in (State.STARTING, State.CLOSED):
             return
-        back_to = position or self._written
+        back_to = position or self._record.written
         is_at_gap = (
             (first := self._gaps.first) is not None
             and first.span is None
@@ -270,11 +270,9 @@ class PartitionPipeline:
         )
         self.progress.close()
         self.progress = self._progress_from(back_to)
-        self.origin = Origin.of(back_to)
+        self._record.go_on_from(back_to)
         self._trust.forget_order()
-        self._began = back_to.began
         self.runs.restart(back_to.next_offset, self._now_ms(), back_to.topic_id)
-        self._written = back_to
         self._trust.forget_doubt(self.progress.fetch_offset)
         if is_at_gap:
             self._keep_extent()
@@ -292,24 +290,8 @@ class PartitionPipeline:
     def position_to_write(self, now_ms: int) -> Position | None:
         if self.state in (State.STARTING, State.CLOSED):
             return None
-        offset = self.progress.position_to_write()
-        if offset is None:
-            return None
-        epoch = self.progress.position_leader_epoch
-        origin, lag = self.origin, self.lag
-        waiting_since_ms = lag.first_seen_ms(offset)
-        return Position(
-            offset,
-            origin.cluster_id,
-            origin.topic_id,
-            epoch,
-            max(now_ms, self.runs.began_ms),
-            lag.log_end,
-            -1 if waiting_since_ms is None else waiting_since_ms,
-            self._began,
-            self.progress.epochs.begin_of(epoch),
-            targets=tuple(dict.fromkeys((*self._written.targets, self.target))),
-        )
+        at_ms = max(now_ms, self.runs.began_ms)
+        return self._record.next_position(self.progress, self.lag, self.target, at_ms)
 
     # --- from the source -------------------------------------------------------------------------
 
@@ -483,12 +465,8 @@ class PartitionPipeline:
         self._met(OpenGap(gap, resume=Resume(resume_at, resume_epoch, origin)))
 
     def _keep_extent(self) -> None:
-        """How much a log that is gone still held is known to this owner alone: the position on record must
-        tell the next one, or it would write the gap's event again and say less."""
         met = self._gaps.at_fetch_offset
-        if met is None or met.gap.gap_class is not GapClass.RECREATED:
-            return
-        if self._written.log_end < min(met.gap.to_offset, self.lag.log_end):
+        if met is not None and self._record.lacks_extent(met.gap, self.lag):
             self.progress.write_again()
             self._moved()
 
@@ -549,10 +527,7 @@ class PartitionPipeline:
             self.runs.cut(to.offset, self._now_ms(), topic_id)
         self.progress.jump(to.offset, to.leader_epoch)
         self._trust.forget_doubt(self.progress.fetch_offset)
-        self._began = min(self._began, to.offset)  # what lies behind it in a shortened log is carried
-        if to.origin is not None and to.origin != self.origin:
-            self.origin = to.origin
-            self._began = 0  # a topic that is made anew is carried as a whole
+        if self._record.jump(to):
             self._trust.forget_order()
             self.lag = LagSamples()  # the ends of another log say nothing of this one
 

@@ -58,7 +58,7 @@ from millrace.audit.reconciliation.verdicts import (
     WindowVerdict,
     range_count,
 )
-from millrace.audit.runs.fact_rows import facts_of, left_of, tier_events_of
+from millrace.audit.runs.fact_rows import PrunedWindows, facts_of, left_of, tier_events_of
 from millrace.audit.scanning.cells import SeenByWindow
 
 if TYPE_CHECKING:  # compiled loops, which only who reconciles needs
@@ -169,11 +169,14 @@ class Reconciler:
     groups: Sequence[OnlineGroup] = ()
     content: bool = False
 
-    def rows(self, cells: pa.Table, facts: pa.Table) -> pa.Table:
-        """The verdicts of one stream from its cells and its row of facts (ROW_SCHEMA)."""
+    def rows(
+        self, cells: pa.Table, facts_rows: Sequence[Mapping[str, Any]], left: PrunedWindows | None
+    ) -> pa.Table:
+        """The verdicts of one stream from its cells and its row of facts, of which `left` is what it says of
+        windows that are not judged (ROW_SCHEMA)."""
         from millrace.audit.reconciliation.plain_windows import plain_columns, plain_windows
 
-        given = self._given(cells, facts.to_pylist())
+        given = self._given(cells, facts_rows, left)
         if given is None:
             return ROW_SCHEMA.empty_table()
         plain = None
@@ -197,7 +200,7 @@ class Reconciler:
         not audited, all of them do."""
         name, told = _name(facts_rows), self.told_topic(facts_rows)
         foreign: Counter[tuple[str, str]] = Counter()
-        if told is None and not (name and _is_one_producers(facts_of(facts_rows[0]))):
+        if told is None and not (name and _is_one_producers(facts_of(facts_rows[0], left_of(facts_rows)))):
             return cells, foreign
         clusters, places = (cells[name].unique().to_pylist() for name in ("cluster", "topic"))
         if told is not None and all(self._is_in(*each, told) for each in itertools.product(clusters, places)):
@@ -221,17 +224,19 @@ class Reconciler:
         """Each window's verdict with its evidence; none for a stream whose events name a topic that is not
         audited. Records in other topics than the stream's events name are not its; where no event names one,
         nobody knows which are."""
-        given = self._given(rows, facts_rows)
+        given = self._given(rows, facts_rows, left_of(facts_rows))
         if given is not None:
             yield from self._judged(given, given.cells)
 
-    def _given(self, rows: pa.Table, facts_rows: Sequence[Mapping[str, Any]]) -> _Given | None:
+    def _given(
+        self, rows: pa.Table, facts_rows: Sequence[Mapping[str, Any]], left: PrunedWindows | None
+    ) -> _Given | None:
         from millrace.audit.scanning.stream_cells import StreamCells
 
         cells = StreamCells(rows)
         stream = cells.stream if cells else facts_rows[0]["stream"]
         origins = _origins(facts_rows)
-        facts = facts_of(facts_rows[0]) if facts_rows else StreamFacts(stream)
+        facts = facts_of(facts_rows[0], left) if facts_rows else StreamFacts(stream)
         events = tier_events_of(facts_rows) if self.groups else []
         told = self._told_topic(facts.topic, origins) if facts.topic else None
         if told is None and facts.topic and _is_one_producers(facts):
@@ -249,7 +254,6 @@ class Reconciler:
         if told is None and not all(self._is_in(*place, topic) for place in cells.places):
             facts.conflicts.append("records of this stream lie in more than one topic")
         cells = cells.of_topic(topic)
-        left = left_of(facts_rows[0]) if facts_rows else None
         sources = self._sources_of(cells, origins | (left.sources if left is not None else set()))
         cells, tiers = self._tiers(cells, sources, topic)
         return _Given(facts, cells, tiers, sources, topic, events)

@@ -249,15 +249,14 @@ class PrunedWindows:
         )
 
 
-def facts_of(row: Mapping[str, Any]) -> StreamFacts:
-    """A stream's facts as reconciliation wants them: sequences of pruned windows, and of those at rest, count
-    as accounted for.
+def facts_of(row: Mapping[str, Any], pruned: PrunedWindows | None) -> StreamFacts:
+    """A stream's facts as reconciliation wants them: sequences of windows that are not judged, which its row
+    calls `pruned` or at rest (`left_of`), count as accounted for.
 
     Those that were not acknowledged are put in as one report, in the first such window; who reconciles leaves
-    the rows of these windows out (`left_of`).
+    the rows of these windows out.
     """
     facts = decode_facts(row["stream"], row["facts"], row.get("reports"))
-    pruned = left_of(row)
     if pruned is not None and not facts.topic:
         facts.topic = pruned.topic
     if pruned is not None and pruned.counted and not facts.windows:
@@ -298,9 +297,11 @@ def resting_of(row: Mapping[str, Any]) -> PrunedWindows | None:
     return PrunedWindows.decode(content) if content else None
 
 
-def left_of(row: Mapping[str, Any]) -> PrunedWindows | None:
-    """Of the windows that are not judged: pruned ones, and those at rest."""
-    pruned, resting = pruned_of(row), resting_of(row)
+def left_of(rows: Sequence[Mapping[str, Any]]) -> PrunedWindows | None:
+    """Of a stream's windows that are not judged, by its row if it has one: pruned ones, those at rest."""
+    if not rows:
+        return None
+    pruned, resting = pruned_of(rows[0]), resting_of(rows[0])
     if pruned is None or resting is None:
         return pruned or resting
     pruned.add_all(resting)

@@ -36,6 +36,7 @@ from millrace.audit.reconciliation.settled import (
 )
 from millrace.audit.reconciliation.spans import SPAN_SCHEMA, outside, sum_up
 from millrace.audit.report.plain import tier_names
+from millrace.audit.report.resting_sums import Summing
 from millrace.audit.runs import fact_rows, resting, resting_files
 from millrace.audit.runs.capture import Capture
 from millrace.audit.runs.event_reading import lost_counts, to_keep
@@ -219,19 +220,16 @@ def _lay(run: Run, after: Commit, cells: RunCells, found: Findings, pruned: pa.T
     if count < resting.REST_ROWS or not resting.may_rest(run.config, run.captured):
         return None
     tiers = tiers_of(run.config)
-    return resting.lay(
-        found.numbered,
+    restless = resting.Restless(
+        resting.made_anew(after.unread),
+        resting.promised_until(streams_of(run.config, run.captured), run.config.grace_ms, run.now_ms),
         pruned,
         found.waived,
         cells.windows_of_tail,
-        run.config,
-        run.captured.ledger,
-        resting.made_anew(after.unread),
-        resting.promised_until(streams_of(run.config, run.captured), run.config.grace_ms, run.now_ms),
-        tiers,
-        tier_names(found.rows, [str(each["name"]) for each in tiers]),
-        run.now_ms,
     )
+    names = tier_names(found.rows, [str(each["name"]) for each in tiers])
+    summing = Summing(tiers, names, run.now_ms, run.config.grace_ms)
+    return resting.lay(found.numbered, restless, run.config, run.captured.ledger, summing)
 
 
 def _keep_resting(run: Run, laid: resting.Laid, cells: Sequence[str]) -> resting.Asleep:

@@ -241,43 +241,48 @@ class Laid:
     sums: RestingSums
 
 
-def lay(
-    numbered: Rows,
-    pruned: pa.Table,
-    waived: Collection[tuple[str, int | str]],
-    held_back: Callable[[], Collection[tuple[str, int]]],
-    config: AuditConfig,
-    ledger: EventLedger,
-    restless: Collection[str],
-    promised: Mapping[str, int],
-    tiers: Sequence[Mapping[str, Any]],
-    names: Sequence[str],
-    now_ms: int,
-) -> Laid | None:
-    """What comes to rest of this run's rows (`settled.NUMBERED_SCHEMA`); None where nothing does.
+@dataclass(frozen=True, slots=True)
+class Restless:
+    """What does not come to rest now, whatever its rows and reports say: `topics` of which nothing does,
+    windows beyond what is `promised` in their topics (`promised_until`), those of the lines that this run
+    `pruned`, those that a waiver stands for (`waived`), and {(stream, window)} of cells that are not kept yet
+    (`held_back`), asked once something may rest."""
 
-    `pruned` are the lines of windows that this run pruned, `waived` those that a waiver stands for,
-    `held_back` {(stream, window)} of cells that are not kept yet, asked once something may rest; `restless`
-    are topics of which nothing does, `promised` tells until when in each topic (`promised_until`). `tiers` as
-    in the summary, `names` all that a row counts."""
-    summing = Summing(tiers, names, now_ms, config.grace_ms)
+    topics: Collection[str]
+    promised: Mapping[str, int]
+    pruned: pa.Table
+    waived: Collection[tuple[str, int | str]]
+    held_back: Callable[[], Collection[tuple[str, int]]]
+
+    def may_rest(self, rows: pa.Table) -> pa.ChunkedArray:
+        """Whether each row's window may, as far as topics and promises go."""
+        topics = pa.array(sorted(self.topics), pa.string())
+        return pc.and_not(_are_promised(rows, self.promised), pc.is_in(rows["topic"], topics))
+
+    def windows(self) -> pa.Table:
+        """Those that are known beforehand (WINDOW)."""
+        waived = keys_of([(topic, at) for topic, at in self.waived if isinstance(at, int)], WINDOW)
+        return pa.concat_tables([self.pruned.select(WINDOW), waived])
+
+
+def lay(
+    numbered: Rows, restless: Restless, config: AuditConfig, ledger: EventLedger, summing: Summing
+) -> Laid | None:
+    """What comes to rest of this run's rows (`settled.NUMBERED_SCHEMA`); None where nothing does. `summing`
+    has had none yet."""
     left: dict[str, PrunedWindows] = {}
     pieces, lines = [SPAN_SCHEMA.empty_table()], [lines_of(NUMBERED_SCHEMA.empty_table())]
-    stay = [
-        pruned.select(WINDOW),
-        keys_of([(topic, at) for topic, at in waived if isinstance(at, int)], WINDOW),
-    ]
+    stay = restless.windows()
     loose: pa.Table | None = None
-    for part in parts_of(numbered):
-        rows = part.filter(pc.invert(pc.is_in(part["topic"], pa.array(sorted(restless), pa.string()))))
-        rests = pc.and_(_rests(rows, config.window_ms), _are_promised(rows, promised))
+    for rows in parts_of(numbered):
+        rests = pc.and_(_rests(rows, config.window_ms), restless.may_rest(rows))
         if not pc.any(rests).as_py():
             continue
         if loose is None:
-            loose = keys_of([*held_back(), *_told_otherwise(ledger, config.window_ms)], _PLACE)
+            loose = keys_of([*restless.held_back(), *_told_otherwise(ledger, config.window_ms)], _PLACE)
         rests = pc.and_not(rests, is_among(rows.select(_PLACE), loose))
         going = rows.filter(rests)
-        stays = pa.concat_tables([*stay, rows.filter(pc.invert(rests)).select(WINDOW)])
+        stays = pa.concat_tables([stay, rows.filter(pc.invert(rests)).select(WINDOW)])
         going = going.filter(pc.invert(is_among(going.select(WINDOW), stays)))
         if not going.num_rows:
             continue

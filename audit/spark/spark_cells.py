@@ -432,10 +432,8 @@ def proven_of(batches: Iterator[pa.RecordBatch], resting: pa.Table | None = None
         yield from fold_plan({}, proven_windows(pa.Table.from_batches([batch])), resting).to_batches()
 
 
-def unpruned(cells: pa.Table, facts: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """(a stream's cells without, its cells of, windows that its facts call pruned, or at rest)."""
-    rows = facts.to_pylist()
-    pruned = left_of(rows[0]) if rows else None
+def unpruned(cells: pa.Table, pruned: PrunedWindows | None) -> tuple[pa.Table, pa.Table]:
+    """(a stream's cells without, its cells of, windows that are pruned, or at rest)."""
     if pruned is None or not cells.num_rows:
         return cells, cells.slice(0, 0)
     starts = cells["window_start_ms"]
@@ -449,7 +447,7 @@ def folded(cells: pa.Table, plan: pa.Table) -> pa.Table:
     Spark's workers."""
     from millrace.audit.scanning.cell_union import unite
 
-    living, _ = unpruned(cells, plan.filter(pc.is_valid(plan["pruned"])))
+    living, _ = unpruned(cells, left_of(plan.filter(pc.is_valid(plan["pruned"])).to_pylist()))
     return unite(living, plan.filter(pc.is_valid(plan["window_start_ms"])))
 
 
@@ -487,19 +485,17 @@ def verdicts_of(reconciler: Reconciler, cells: pa.Table, facts: pa.Table) -> pa.
         return ROW_SCHEMA.empty_table()
     known = facts.to_pylist()
     cells, foreign = reconciler.own_cells(cells, known)
-    rows = _own_rows(reconciler, cells, facts, known)
+    rows = _own_rows(reconciler, cells, known)
     if not foreign:
         return rows
     copied = foreign_rows(known[0]["stream"], foreign)
     return pa.concat_tables([rows, pa.Table.from_pylist(copied, ROW_SCHEMA)])
 
 
-def _own_rows(
-    reconciler: Reconciler, cells: pa.Table, facts: pa.Table, known: Sequence[Mapping[str, Any]]
-) -> pa.Table:
-    living, others = unpruned(cells, facts)
-    rows = reconciler.rows(living, facts)
-    left = left_of(known[0]) if known else None
+def _own_rows(reconciler: Reconciler, cells: pa.Table, known: Sequence[Mapping[str, Any]]) -> pa.Table:
+    left = left_of(known)
+    living, others = unpruned(cells, left)
+    rows = reconciler.rows(living, known, left)
     if left is None:
         return rows
     counting = came_for_others(reconciler, known[0], living, others, rows)

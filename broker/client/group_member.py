@@ -38,15 +38,14 @@ until its session is over. That holds between two tries, too, where the first on
 (Apache Kafka's own consumer never sends LeaveGroup for a static member, so there all wait: for the rebalance
 timeout, as whoever joins needs no heartbeats, and then for the session of the leader that nobody is.)
 
-Rebalances are eager: everything is given back before anything is given out. Versions: JoinGroup 5-7 (member
-id from the server as of KIP-394, static members), SyncGroup 3-5, Heartbeat 3-4, LeaveGroup 3-4.
+Rebalances are eager: everything is given back before anything is given out. What is asked of the coordinator
+is in `group_requests.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
 import inspect
 import math
 import random
@@ -55,17 +54,10 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 import structlog
-from kio.static.primitive import i32Timedelta
 
 from millrace.broker.client.cluster import Cluster
-from millrace.broker.client.connection import request_schema
-from millrace.broker.client.group_offsets import (
-    CommittedOffset,
-    ask_coordinator,
-    commit_offsets,
-    fetch_offsets,
-    group_refusal,
-)
+from millrace.broker.client.group_offsets import CommittedOffset, commit_offsets, fetch_offsets
+from millrace.broker.client.group_requests import GroupRequests
 from millrace.broker.client.join_steps import HELD_BACK, WAITED_FOR, JoinStep
 from millrace.broker.client.retry import REQUEST_BACK_OFF
 from millrace.broker.errors import (
@@ -81,7 +73,6 @@ from millrace.broker.errors import (
     RequestTimedOut,
     UnknownMemberId,
 )
-from millrace.broker.protocol.frames import Api
 from millrace.broker.protocol.topic_partition import TopicPartition
 
 log = structlog.get_logger("millrace.broker.client.group_member")
@@ -90,14 +81,8 @@ OnAssign: TypeAlias = Callable[[bytes], Awaitable[None]]
 OnRevoke: TypeAlias = Callable[[], Awaitable[None]]
 Assign: TypeAlias = Callable[[Mapping[str, bytes]], Mapping[str, bytes] | Awaitable[Mapping[str, bytes]]]
 
-_JOIN_VERSION = 7
-_SYNC_VERSION = 5
-_HEARTBEAT_VERSION = 4
-_LEAVE_VERSION = 4
-
 # The seat is gone, but there is another to be had.
 _NOT_A_MEMBER = (UnknownMemberId, IllegalGeneration)
-_LEAVE_TIMEOUT_MS = 3_000
 # How long a seat is waited for before that is told, and told again.
 _TOLD_AFTER_S = 10.0
 _TOLD_AGAIN_AFTER_S = 30.0
@@ -151,8 +136,15 @@ class GroupMember:
         self._rebalance_timeout_ms = rebalance_timeout_ms
         self._heartbeat_interval_ms = heartbeat_interval_ms or max(1, session_timeout_ms // 3)
         self._rng = rng or random.Random()
-        # A connection of its own: a join waits in the server until the others have come.
-        self._purpose = f"group {group_id} {id(self):x}"
+        self._requests = GroupRequests(
+            cluster,
+            group_id,
+            protocol_type,
+            instance_id,
+            session_timeout_ms,
+            rebalance_timeout_ms,
+            purpose=f"group {group_id} {id(self):x}",
+        )
         self._wake = asyncio.Event()
         self._wants_rejoin = False
         self._closing = False
@@ -239,7 +231,7 @@ class GroupMember:
         is_waited_for = self._step in WAITED_FOR or self._left_waiting
         if leave if leave is not None else self.instance_id is None or is_waited_for:
             await self._leave()
-        self.cluster.close_purpose(self._purpose)
+        self._requests.hang_up()
         if not self._task.cancelled():
             self._task.exception()  # seen: `wait` is where it is raised
 
@@ -385,7 +377,7 @@ class GroupMember:
             sent_at = loop.time()
             try:
                 async with asyncio.timeout_at(self._heard_at + session_s):
-                    await self._heartbeat()
+                    await self._requests.heartbeat(self.member_id, self.generation)
                 self._heard_at = sent_at
             except RebalanceInProgress:
                 self._heard_at = sent_at
@@ -443,7 +435,7 @@ class GroupMember:
     async def _lose_seat_within_join(self) -> None:
         what = "not answered" if self._step in HELD_BACK else "not reached"
         # A request that is still out there would hold up all that follow on its connection.
-        self.cluster.close_purpose(self._purpose)
+        self._requests.hang_up()
         if self._on_lost_within_join is not None:
             await self._on_lost_within_join()
         self._forget_seat()
@@ -484,113 +476,42 @@ class GroupMember:
         return self.instance_id is not None and 0 <= self.generation < generation - 1
 
     async def _join(self) -> Any:
-        schema = request_schema(Api.JOIN_GROUP, _JOIN_VERSION)
         protocols = self._protocols() if callable(self._protocols) else self._protocols
-        request = schema.JoinGroupRequest(
-            group_id=self.group_id,
-            session_timeout=_ms(self._session_timeout_ms),
-            rebalance_timeout=_ms(self._rebalance_timeout_ms),
-            member_id=self.member_id,
-            group_instance_id=self.instance_id,
-            protocol_type=self.protocol_type,
-            protocols=tuple(
-                schema.JoinGroupRequestProtocol(name=name, metadata=metadata) for name, metadata in protocols
-            ),
-        )
         # The answer comes when every member has joined, or at the rebalance timeout.
-        answer = await self._ask_at_length(request, JoinStep.JOINING)
+        answer = await self._requests.join(self.member_id, protocols, self._joining)
         self._enter(JoinStep.REACHING)
         self._left_waiting = False
         if answer.error_code == MemberIdRequired.code:
             self.member_id = answer.member_id
-        self._check(answer, "join")
+        self._requests.check(answer, "join")
         self._hear()
         self.member_id = answer.member_id
         self._may_sit_by_name = False
         return answer
 
+    def _joining(self) -> None:
+        """A request to join goes out."""
+        self._enter(JoinStep.JOINING)
+        if not self.member_id and self.instance_id is not None:
+            self._may_sit_by_name = True
+
     async def _sync(self, shares: Mapping[str, bytes]) -> bytes:
-        schema = request_schema(Api.SYNC_GROUP, _SYNC_VERSION)
-        request = schema.SyncGroupRequest(
-            group_id=self.group_id,
-            generation_id=self.generation,
-            member_id=self.member_id,
-            group_instance_id=self.instance_id,
-            protocol_type=self.protocol_type,
-            protocol_name=self.protocol,
-            assignments=tuple(
-                schema.SyncGroupRequestAssignment(member_id=member_id, assignment=share)
-                for member_id, share in shares.items()
-            ),
-        )
+        step = JoinStep.RECORDING if self.is_leader else JoinStep.FOLLOWING
         # The answer comes when the leader has shared out the work.
-        answer = await self._ask_at_length(
-            request, JoinStep.RECORDING if self.is_leader else JoinStep.FOLLOWING
+        answer = await self._requests.sync(
+            self.member_id, self.generation, self.protocol, shares, lambda: self._enter(step)
         )
         if answer.error_code in (0, RebalanceInProgress.code):
             self._hear()
-        self._check(answer, "sync")
+        self._requests.check(answer, "sync")
         return bytes(answer.assignment)
-
-    async def _heartbeat(self) -> None:
-        schema = request_schema(Api.HEARTBEAT, _HEARTBEAT_VERSION)
-        request = schema.HeartbeatRequest(
-            group_id=self.group_id,
-            generation_id=self.generation,
-            member_id=self.member_id,
-            group_instance_id=self.instance_id,
-        )
-        self._check(await self._ask(request, self._session_timeout_ms), "heartbeat")
 
     async def _leave(self) -> None:
         """Tell the coordinator; nothing depends on it, the session timeout says the same later."""
         if not self.member_id and not self._may_sit_by_name:
             return
-        # Without a member id the instance id alone says who leaves (KIP-345).
-        schema = request_schema(Api.LEAVE_GROUP, _LEAVE_VERSION)
-        identity = schema.MemberIdentity(member_id=self.member_id, group_instance_id=self.instance_id)
-        request = schema.LeaveGroupRequest(group_id=self.group_id, members=(identity,))
+        member_id = self.member_id
         self._forget_seat()
-        # A server reads nothing more from a connection on which it holds an answer back. That stays open
-        # meanwhile: with it, a request to join could get lost that is not read yet.
-        purpose = self._purpose if self._step is None else f"{self._purpose} leaving"
-        try:
-            async with asyncio.timeout(_LEAVE_TIMEOUT_MS / 1000):
-                await ask_coordinator(
-                    self.cluster, self.group_id, request, purpose=purpose, timeout_ms=_LEAVE_TIMEOUT_MS
-                )
-        except (MillraceError, TimeoutError):
-            return
-        finally:
-            self.cluster.close_purpose(purpose)
-
-    async def _ask_at_length(self, request: Any, step: JoinStep) -> Any:
-        """Ask what is answered when others have done their part. `step` begins when the request goes out."""
-
-        def on_reached() -> None:
-            self._enter(step)
-            if step is JoinStep.JOINING and not self.member_id and self.instance_id is not None:
-                self._may_sit_by_name = True
-
-        timeout_ms = self._rebalance_timeout_ms + self.cluster.request_timeout_ms
-        return await self._ask(request, timeout_ms, on_reached)
-
-    async def _ask(
-        self, request: Any, timeout_ms: float, on_reached: Callable[[], None] | None = None
-    ) -> Any:
-        return await ask_coordinator(
-            self.cluster,
-            self.group_id,
-            request,
-            purpose=self._purpose,
-            timeout_ms=timeout_ms,
-            on_reached=on_reached,
-        )
-
-    def _check(self, answer: Any, subject: str) -> None:
-        if answer.error_code:
-            raise group_refusal(self.cluster, self.group_id, int(answer.error_code), subject)
-
-
-def _ms(value: int) -> i32Timedelta:
-    return i32Timedelta.parse(datetime.timedelta(milliseconds=value))
+        # While a request is out, the server may hold its answer back.
+        with contextlib.suppress(MillraceError, TimeoutError):
+            await self._requests.leave(member_id, beside=self._step is not None)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -359,14 +359,19 @@ class ReplicaManager:
                 on_disk=self.on_disk,
             )
         except MustReadCold as cold:
-            read_cold = partial(self._read_cold, local, replica.leader_epoch, cold, follower_id)
+            # Not the error: what it was raised through would know it, a cycle for the garbage collector.
+            read_cold = partial(self._read_cold, local, replica.leader_epoch, cold.read, follower_id)
             raise MustReadCold(read_cold) from None
         return read if follower is None else self._given(local, follower_id, read)
 
     async def _read_cold(
-        self, local: LocalPartition, leader_epoch: int, cold: MustReadCold, follower_id: int
+        self,
+        local: LocalPartition,
+        leader_epoch: int,
+        read_cold: Callable[[], Awaitable[PartitionRead]],
+        follower_id: int,
     ) -> PartitionRead:
-        read = await cold.read()
+        read = await read_cold()
         self._check_still_leads(local, leader_epoch)
         return self._given(local, follower_id, read)
 

@@ -149,8 +149,8 @@ OF_MIRROR_OFFSETS = (
         name="position-dated-by-the-clock-alone",
         promise="A position is never dated before the one that its owner began with.",
         file="mirror/pipeline.py",
-        rule="            max(now_ms, self.runs.began_ms),\n",
-        instead="            now_ms,\n",
+        rule="        at_ms = max(now_ms, self.runs.began_ms)\n",
+        instead="        at_ms = now_ms\n",
         red=(f"{UNIT}/test_map_order.py::test_a_cut_makes_nothing_void_of_what_a_later_owner_carries",),
     ),
 )

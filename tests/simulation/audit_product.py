@@ -46,6 +46,7 @@ from millrace.audit.reconciliation.verdict_rows import ROW_SCHEMA, Reconciler, e
 from millrace.audit.reconciliation.verdicts import WindowVerdict
 from millrace.audit.reconciliation.watermark import Waiver
 from millrace.audit.report.plain import tier_names
+from millrace.audit.report.resting_sums import Summing
 from millrace.audit.report.summary import summarise
 from millrace.audit.runs import resting
 from millrace.audit.runs.arrivals import of_pinned, stream_passages
@@ -333,19 +334,15 @@ class Audit:
             return False
         tiers, ledger = tiers_of(config), captured.ledger
         names = tier_names(found.rows, [each["name"] for each in tiers])
-        laid = resting.lay(
-            Windows(found.numbered, 3),
+        restless = resting.Restless(
+            resting.made_anew(self.commit.unread),
+            {} if self.rest_luck.random() < 0.5 else self._promised(config, captured),
             pruned_lines,
             found.waived,
             lambda: _held_back(tail),
-            config,
-            ledger,
-            resting.made_anew(self.commit.unread),
-            {} if self.rest_luck.random() < 0.5 else self._promised(config, captured),
-            tiers,
-            names,
-            captured.taken_ms,
         )
+        summing = Summing(tiers, names, captured.taken_ms, config.grace_ms)
+        laid = resting.lay(Windows(found.numbered, 3), restless, config, ledger, summing)
         if laid is None:
             return False
         self.world.note("laid to rest")
@@ -551,13 +548,12 @@ class Audit:
             for stream in sorted({*by_stream, *told, *lines["stream"].to_pylist()} - {""}):
                 known = [told[stream]] if stream in told else []
                 cells = by_stream.get(stream, CELL_SCHEMA.empty_table())
-                of_stream = facts.filter(pc.equal(facts["stream"], stream))
-                cells, gone = unpruned(cells, of_stream)
-                pruned = left_of(known[0]) if known else None
+                pruned = left_of(known)
+                cells, gone = unpruned(cells, pruned)
                 own = list(reconciler.verdicts(cells, known)) if known or cells.num_rows else []
                 if own:
                     with mock.patch.object(plain_windows, "FEW_WINDOWS", 1):  # as of streams that have many
-                        assert reconciler.rows(cells, of_stream).equals(evident_rows(own))
+                        assert reconciler.rows(cells, known, pruned).equals(evident_rows(own))
                 if known:
                     late += came_for_others(reconciler, known[0], cells, gone, evident_rows(own))
                 number(stream, [each for each in own if not _is_pruned(each[0], pruned)])

@@ -338,10 +338,11 @@ class _Fetch:
         try:
             return self._read_one(asked, self.broker)
         except MustReadCold as cold:
-            try:
-                return self._counted(asked, await cold.read())
-            except KafkaError as error:
-                return self._refused(asked, error)
+            read_cold = cold.read
+        try:
+            return self._counted(asked, await read_cold())
+        except KafkaError as error:
+            return self._refused(asked, error)
 
     def end_earlier_waits(self) -> None:
         """Where this follower's fetch does not wait, its waiting fetch of these partitions is answered now.

@@ -126,7 +126,7 @@ def verdicts_of(cells: pa.Table, count: int, partitions: int) -> tuple[int, floa
             at_ms=count * WINDOW_MS,
         )
     )  # fmt: skip
-    facts = facts_table(ledger, {name: {"ewr"}}, None, set())
+    facts = facts_table(ledger, {name: {"ewr"}}, None, set()).to_pylist()
     names = {"flights": "flights"}
     reconciler = Reconciler(
         [ClusterReading("ewr", True, names, names=names), ClusterReading("agg", False, names, names=names)],
@@ -145,7 +145,7 @@ def verdicts_of(cells: pa.Table, count: int, partitions: int) -> tuple[int, floa
     ]
     both = pa.concat_tables(tiers)
     rows, seconds = min(
-        (timed(lambda: reconciler.rows(both, facts)) for _ in range(3)), key=lambda each: each[1]
+        (timed(lambda: reconciler.rows(both, facts, None)) for _ in range(3)), key=lambda each: each[1]
     )
     assert set(rows["verdict"].to_pylist()) == {"PROVEN"}
     return rows.num_rows, seconds

@@ -151,7 +151,7 @@ def reconcile(records: int, path: Path) -> dict[str, float]:
             at_ms=WINDOW_MS,
         )
     )  # fmt: skip
-    facts = facts_table(ledger, {STREAM: {"ewr"}}, None, set())
+    facts = facts_table(ledger, {STREAM: {"ewr"}}, None, set()).to_pylist()
     names = {"flights": "flights"}
     passed = {("ewr", "flights", number): Passage(1 << 60, "id") for number in range(HASHED)}
     clusters = [ClusterReading(name, name == "ewr", names, names=names) for name in ("ewr", "agg")]
@@ -160,7 +160,7 @@ def reconcile(records: int, path: Path) -> dict[str, float]:
     cells = pq.read_table(path)
     there = cells.set_column(0, "tier", pa.repeat("agg", len(cells)))
     there = there.set_column(1, "cluster", pa.repeat("agg", len(cells)))
-    rows = reconciler.rows(pa.concat_tables([cells, there]), facts).to_pylist()
+    rows = reconciler.rows(pa.concat_tables([cells, there]), facts, None).to_pylist()
     told = {"cpu": time.process_time() - started, "memory": _peak_bytes() - begin}
     detail = json.loads(rows[0]["detail"])
     assert [row["verdict"] for row in rows] == ["DUPLICATE"] and rows[0]["duplicates"] == records

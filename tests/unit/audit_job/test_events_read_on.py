@@ -186,13 +186,13 @@ def test_facts_of_before_reports_were_packed_are_read_as_they_are(topic):
     topic.tell(of_stream(100), counted, *later)
     _, (commit, facts) = look(topic)
     (row,) = facts.to_pylist()
-    told = fact_rows.facts_of(row)
+    told = fact_rows.facts_of(row, None)
     assert len(told.windows) == 4 and len(told.windows.others()) == 1
     events_first, last = row["facts"].split(b"\n")[:1], row["facts"].split(b"\n")[-1:]
     every = [encode_event(each)[1] for each in told.windows.values()]
     older = pa.Table.from_pylist([{**row, "facts": b"\n".join(events_first + every + last)}], facts.schema)
     older = older.drop_columns(["reports"])
-    assert fact_rows.facts_of(older.to_pylist()[0]) == told
+    assert fact_rows.facts_of(older.to_pylist()[0], None) == told
     topic.tell(replace(later[-1], report=2, acknowledged=BitMap64([8, 9]), count=2))
     second, (_, again) = look(topic, (commit, older))
     assert topic.read[-1] == (5, 6)

@@ -19,7 +19,7 @@ from millrace.audit.reconciliation import plain_windows
 from millrace.audit.reconciliation.online_tiers import OnlineGroup
 from millrace.audit.reconciliation.reconcile import Gap, Passage, UnreadRange
 from millrace.audit.reconciliation.verdict_rows import ClusterReading, Reconciler, evident_rows, iso_time
-from millrace.audit.runs.fact_rows import FACT_SCHEMA, PrunedWindows, facts_table
+from millrace.audit.runs.fact_rows import FACT_SCHEMA, PrunedWindows, facts_table, left_of
 from millrace.audit.scanning.cells import BASE_STEP, Cell
 from tests import seeds
 from tests.cells import again_of, encode_bitmaps, table_of
@@ -130,7 +130,11 @@ def judged(
     given: Scene, monkeypatch: pytest.MonkeyPatch, **settings: Any
 ) -> tuple[list[dict[str, Any]], int | None]:
     """The rows, and how many of them were made as columns; None where whoever decides gave up."""
-    reconciler, cells, facts = replace(given.reconciler(), **settings), given.cells(), given.facts()
+    reconciler, cells, facts = (
+        replace(given.reconciler(), **settings),
+        given.cells(),
+        given.facts().to_pylist(),
+    )
     split, taken = plain_windows.plain_windows, []
 
     def noting(*some: Any) -> Any:
@@ -141,8 +145,8 @@ def judged(
     with monkeypatch.context() as patched:
         patched.setattr(plain_windows, "FEW_WINDOWS", 1)
         patched.setattr(plain_windows, "plain_windows", noting)
-        rows = reconciler.rows(cells, facts)
-    one_by_one = evident_rows(reconciler.verdicts(cells, facts.to_pylist()))
+        rows = reconciler.rows(cells, facts, left_of(facts))
+    one_by_one = evident_rows(reconciler.verdicts(cells, facts))
     assert rows.to_pylist() == one_by_one.to_pylist()
     assert rows.equals(one_by_one)
     return rows.to_pylist(), taken[0] if taken else None
@@ -420,7 +424,7 @@ def test_few_windows_are_not_worth_columns(monkeypatch):
     given = scene()
     assert plain_windows.FEW_WINDOWS > WINDOWS
     monkeypatch.setattr(plain_windows, "plain_columns", None)
-    assert given.reconciler().rows(given.cells(), given.facts()).num_rows == WINDOWS
+    assert given.reconciler().rows(given.cells(), given.facts().to_pylist(), None).num_rows == WINDOWS
 
 
 CHANGES: list[Callable[[Random, Scene], Any]] = [

@@ -16,7 +16,7 @@ from millrace.audit.keeping import upkeep
 from millrace.audit.reconciliation.reconcile import PRUNED_BEFORE
 from millrace.audit.reconciliation.stream_case import TOLD_TWICE
 from millrace.audit.reconciliation.verdict_rows import ClusterReading, Reconciler
-from millrace.audit.runs.fact_rows import PrunedWindows, facts_of, facts_table, restore_pruned
+from millrace.audit.runs.fact_rows import PrunedWindows, facts_of, facts_table, left_of, restore_pruned
 from millrace.audit.scanning.cell_rows import CELL_SCHEMA
 from millrace.audit.spark.spark_cells import verdicts_of
 from tests.unit.audit_job.upkeep_stage import (
@@ -38,7 +38,8 @@ def test_pruned_reports_leave_no_hole_behind():
     assert pruned[STREAM].sequences == BitMap64([1, 2, 3])
     table = facts_table(ledger, {STREAM: {"ewr"}}, pruned)
     assert restore_pruned(table)[STREAM].has(5) and not restore_pruned(table)[STREAM].has(10)
-    facts = facts_of(table.to_pylist()[0])
+    (row,) = table.to_pylist()
+    facts = facts_of(row, left_of([row]))
     assert facts.accounted == BitMap64([1, 2, 3]) and not facts.windows[0].acknowledged
 
 

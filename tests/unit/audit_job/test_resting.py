@@ -17,6 +17,7 @@ from millrace.audit.reconciliation.reconcile import PRUNED_BEFORE
 from millrace.audit.reconciliation.settled import LINE_SCHEMA, SETTLED_SCHEMA, let_go, number_rows
 from millrace.audit.reconciliation.verdict_rows import counting_row, verdict_rows
 from millrace.audit.reconciliation.verdicts import Verdict, WindowState
+from millrace.audit.report.resting_sums import Summing
 from millrace.audit.runs import resting
 from millrace.audit.runs.at_rest import Asleep, AtRest, as_pruned
 from millrace.audit.runs.capture import Capture
@@ -67,11 +68,10 @@ def proven(start_ms, **more):
 
 def lay(*verdicts, ledger=None, held_back=(), waived=(), pruned=None, restless=(), promised=None):
     rows = verdicts[0] if isinstance(verdicts[0], pa.Table) else numbered(*verdicts)
-    return resting.lay(
-        Windows(rows, 2), SETTLED_SCHEMA.empty_table() if pruned is None else pruned, set(waived),
-        lambda: set(held_back), CONFIG, ledger or EventLedger(), restless, promised or {}, TIERS, ["ewr"],
-        NOW_MS,
-    )  # fmt: skip
+    pruned = SETTLED_SCHEMA.empty_table() if pruned is None else pruned
+    others = resting.Restless(restless, promised or {}, pruned, set(waived), lambda: set(held_back))
+    summing = Summing(TIERS, ["ewr"], NOW_MS, CONFIG.grace_ms)
+    return resting.lay(Windows(rows, 2), others, CONFIG, ledger or EventLedger(), summing)
 
 
 def starts(*verdicts, **more):
@@ -165,7 +165,7 @@ def test_what_is_left_of_windows_at_rest_stands_for_their_numbers():
     assert list(night.ledger.streams[STREAM].windows) == []
     (known,) = facts_of(night.ledger, night.at_rest).to_pylist()
     assert known["pruned"] is None and not known["reports"]
-    left = left_of(known)
+    left = left_of([known])
     assert (list(left.windows), left.certain) == ([0, 1, 2], BitMap64([1, 2, 3]))
     assert (left.sources, left.topic, left.first_report_ms) == ({"ewr"}, "flights", 0)
     restored = restore_pruned(facts_of(night.ledger, night.at_rest), "resting")

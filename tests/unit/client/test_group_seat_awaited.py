@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from millrace.broker.client import group_member
+from millrace.broker.client import group_member, group_requests
 from millrace.broker.client.security import Secret, Security
 from millrace.broker.protocol.frames import Api, RequestHead
 from tests.servers import free_port
@@ -128,7 +128,7 @@ def test_coordinator_that_cannot_be_reached_is_not_said_to_wait(monkeypatch: pyt
 
 def test_member_whose_first_join_is_not_answered_leaves_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """KIP-345: it does not know its member id yet, nor whether it has taken a seat of before."""
-    monkeypatch.setattr(group_member, "_LEAVE_TIMEOUT_MS", 30_000)
+    monkeypatch.setattr(group_requests, "_LEAVE_TIMEOUT_MS", 30_000)
 
     async def main() -> None:
         coordinator, events = Coordinator(), Events()
@@ -178,7 +178,7 @@ def test_member_that_has_not_asked_for_a_seat_puts_nobody_of_its_name_out() -> N
 def test_static_member_that_ends_within_a_join_leaves_where_the_others_wait_for_it(
     where: str, leads: bool, leaving: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_member, "_LEAVE_TIMEOUT_MS", 30_000)
+    monkeypatch.setattr(group_requests, "_LEAVE_TIMEOUT_MS", 30_000)
 
     async def main() -> None:
         coordinator, events = Coordinator(), Events()
@@ -213,7 +213,7 @@ def test_static_member_that_ends_within_a_join_leaves_where_the_others_wait_for_
 def test_static_member_that_ends_between_two_tries_leaves_where_the_others_may_wait_for_it(
     sits: bool, lost: str, leaving: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_member, "_LEAVE_TIMEOUT_MS", 30_000)
+    monkeypatch.setattr(group_requests, "_LEAVE_TIMEOUT_MS", 30_000)
     hour = SimpleNamespace(delay_ms=lambda *_: 3_600_000)
     monkeypatch.setattr(group_member, "REQUEST_BACK_OFF", hour)
 

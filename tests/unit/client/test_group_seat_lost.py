@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from millrace.broker.client.group_requests import GroupRequests
 from millrace.broker.protocol.frames import Api, RequestHead
 from tests.unit.client.cluster_stage import cluster
 from tests.unit.client.group_stage import Coordinator, Events, member
@@ -288,16 +289,18 @@ def test_share_that_is_being_given_back_is_lost_with_the_seat() -> None:
     asyncio.run(main())
 
 
-def test_member_whose_heartbeats_fail_for_no_foreseen_reason_does_not_hold_its_share_for_ever() -> None:
+def test_member_whose_heartbeats_fail_for_no_foreseen_reason_does_not_hold_its_share_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def main() -> None:
         coordinator, events = Coordinator(), Events()
 
-        async def fail() -> None:
+        async def fail(*_: object) -> None:
             raise RuntimeError("on purpose")
 
         async with coordinator.broker as broker, cluster(broker.server.address) as ewr:
             one = member(ewr, events)
-            one._heartbeat = fail  # type: ignore[method-assign]
+            monkeypatch.setattr(GroupRequests, "heartbeat", fail)
             one.start()
             async with asyncio.timeout(patience()):
                 with pytest.raises(RuntimeError, match="on purpose"):

@@ -45,7 +45,7 @@ async def cut(pipeline: PartitionPipeline, around: Around, at: int, *, asks: boo
 def test_what_was_let_pass_says_nothing_of_other_records_at_its_offsets(origin: Origin | None) -> None:
     async def story() -> None:
         pipeline, target, around = started()
-        pipeline.origin = Origin("cluster")  # no topic id tells the two logs apart
+        pipeline._record.origin = Origin("cluster")  # no topic id tells the two logs apart
         await carried_over_a_large_record(pipeline, target, around, epoch=1, asks=True)
         if origin is None:
             await cut(pipeline, around, 0)
@@ -63,7 +63,7 @@ def test_what_was_let_pass_before_the_cut_is_not_asked_about_again() -> None:
 
     async def story() -> None:
         pipeline, target, around = started()
-        before = pipeline.position_to_write(0) or pipeline._written
+        before = pipeline.position_to_write(0) or pipeline._record.written
         await carried_over_a_large_record(pipeline, target, around, epoch=1, asks=True)
         await cut(pipeline, around, 3)
         pipeline.rewind(before)

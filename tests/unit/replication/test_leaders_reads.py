@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import uuid
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,42 @@ def test_only_the_log_of_the_very_topic_is_read(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_a_refusal_to_read_what_is_cold_is_freed_at_once_with_what_it_was_raised_through(
+    tmp_path: Path,
+) -> None:
+    """Each fetch of old records begins with one: in a cycle they would pile up for the garbage collector."""
+
+    async def scenario(bench: Bench) -> None:
+        await bench.lead(1, 2, 3, epoch=1)
+        bench.append(b"old", acks=1)
+        rest(bench)
+        refusals: list[weakref.ref[BaseException]] = []
+        try:
+            bench.fetch(3, 0, epoch=1)
+        except MustReadCold as cold:
+            read, each = cold.read, cold
+            while each is not None:
+                refusals.append(weakref.ref(each))
+                each = each.__context__
+        assert len(refusals) > 1, "each is raised where the one before it was caught"
+        assert [refusal() for refusal in refusals] == [None] * len(refusals)
+        assert (await read()).records
+
+    gc.collect()  # of tests before
+    gc.disable()
+    try:
+        run(tmp_path, scenario)
+    finally:
+        gc.enable()
+
+
+def rest(bench: Bench) -> None:
+    """Lets go of the log's file, which the next read has to open."""
+    file = bench.manager.leader_of("t", 0).log._segments.active.file
+    file.was_used()
+    file.rest()
+
+
 @pytest.mark.parametrize("change", ["deposed", "another epoch", "made anew"])
 def test_what_a_disk_had_is_no_answer_of_a_leader_that_was_replaced_meanwhile(
     tmp_path: Path, change: str
@@ -110,9 +148,7 @@ def test_what_a_disk_had_is_no_answer_of_a_leader_that_was_replaced_meanwhile(
     async def scenario(bench: Bench) -> None:
         await bench.lead(1, 2, 3, epoch=1)
         bench.append(b"old", acks=1)
-        file = bench.manager.leader_of("t", 0).log._segments.active.file
-        file.was_used()
-        file.rest()
+        rest(bench)
         with pytest.raises(MustReadCold) as cold:
             bench.fetch(3, 0, epoch=1)
         state = PartitionState(1 if change == "another epoch" else 2, 2, (1, 2, 3), 1, 1)
