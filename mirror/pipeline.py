@@ -164,6 +164,10 @@ class PartitionPipeline:
         """Whether the target has taken something of it a moment ago."""
         return self._delivered_at_ms is not None and steady_ms - self._delivered_at_ms <= STANDING_AFTER_MS
 
+    def may_get_on(self, steady_ms: int) -> bool:
+        """Whether its leader at the target is not silent to others."""
+        return self._sink.silent_ms(self.target, steady_ms) <= STANDING_AFTER_MS
+
     def leave_answers(self) -> None:
         """Copies what is under way out of the answers that it came in, which it would keep as a whole."""
         self._sink.leave_answers(self.target, self)
@@ -209,9 +213,7 @@ class PartitionPipeline:
     def _is_on_record(self) -> bool:
         """Whether nothing is under way, nor, in a transactional lane, carried and not committed."""
         progress = self.progress
-        if not progress.is_drained:
-            return False
-        return not progress.is_transactional or progress.position_to_write() is None
+        return progress.is_drained and (not progress.is_transactional or progress.position_to_write() is None)
 
     @property
     def doubt(self) -> Doubt:
@@ -350,8 +352,7 @@ class PartitionPipeline:
             log.warning("fetching a batch again", of=str(self.partition), error=self.doubt.reason)
 
     def _pause(self) -> None:
-        pause_ms = self.doubt.pause_ms
-        self.retry_at_ms = steady_ms() + pause_ms if pause_ms else 0
+        self.retry_at_ms = steady_ms() + pause_ms if (pause_ms := self.doubt.pause_ms) else 0
 
     def take_question(self) -> Question | None:
         """What a look at the log is to find out now; `looked` follows. One look at a time."""
@@ -412,8 +413,7 @@ class PartitionPipeline:
     @property
     def gap(self) -> Gap | None:
         """The gap that the partition is stopped at, or about to skip."""
-        shown = self._gaps.stopping or self._gaps.first
-        return None if shown is None else shown.gap
+        return None if (shown := self._gaps.stopping or self._gaps.first) is None else shown.gap
 
     def skip_gap(self) -> Gap | None:
         """Lets the gap pass at which the partition is stopped: its event becomes durable, then the partition

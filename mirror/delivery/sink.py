@@ -127,6 +127,7 @@ class Sink:
         self._leaders: dict[TargetPartition, int] = {}
         self._waiting: dict[TargetPartition, None] = {}  # lanes with something to send, in turn
         self._requests: dict[int, int] = {}
+        self._heard_at_ms: dict[int, int] = {}  # of brokers with requests; or when the first of them left
         self._identity: Identity | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
@@ -194,7 +195,7 @@ class Sink:
         that are still under way are about nothing any more."""
         self._era += 1
         self._identity = None
-        for forgotten in (self._lanes, self._lane_node, self._waiting, self._requests):
+        for forgotten in (self._lanes, self._lane_node, self._waiting, self._requests, self._heard_at_ms):
             forgotten.clear()
         # They would hold memory, and a slow target, for nothing.
         self._cluster.close_purpose(self._purpose)
@@ -270,6 +271,14 @@ class Sink:
         lane = self._lanes.get(target)
         return lane is not None and (lane.is_failing or self._identity is None)
 
+    def silent_ms(self, target: TargetPartition, steady_ms: int) -> int:
+        """For how long the leader has not answered what it was sent, of any partition; 0 where it owes no
+        answer, or is not known."""
+        node = self._leaders.get(target)
+        if node is None or not self._requests.get(node):
+            return 0
+        return steady_ms - self._heard_at_ms[node]
+
     @property
     def queued_count(self) -> int:
         return sum(len(lane) for lane in self._lanes.values())
@@ -341,6 +350,8 @@ class Sink:
         for target, outgoing in request.items():
             self._lane_node[target] = node
             self._stamp(outgoing)
+        if not self._requests.get(node):
+            self._heard_at_ms[node] = steady_ms
         self._requests[node] = self._requests.get(node, 0) + 1
         task = asyncio.get_running_loop().create_task(self._exchange(node, request, self._era))
         self._tasks.add(task)
@@ -397,6 +408,8 @@ class Sink:
             return
         self._requests[node] -= 1
         now_ms, steady_ms = self._now_ms(), self._steady_ms()
+        if outcomes:
+            self._heard_at_ms[node] = steady_ms
         unexplained: dict[TargetPartition, ProduceOutcome] = {}
         for target, outgoing in request.items():
             answer = outcomes.get(target)

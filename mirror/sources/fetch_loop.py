@@ -20,6 +20,8 @@ from millrace.mirror.sources.fetch_memory import MIN_FETCH_SIZE, FetchBudget, He
 CROWDED_WAIT_MS = 20
 ANY_WAIT_MS = 1 << 31
 NO_LIMIT = 1 << 31
+# Between two answers for those that try, where there is no room for the first one's batches, nor for more.
+FIRST_TRY_PAUSE_MS, MAX_TRY_PAUSE_MS = 1_000, 600_000
 
 
 class Way(NamedTuple):
@@ -53,6 +55,9 @@ class FetchLoop:
         """Bytes of any partition in the next answer."""
         self._budget = budget
         self._is_in_floor = False  # the room is what is kept for those that get on while others stand
+        self._is_full = False  # nor is there anything left of that
+        self._may_try_at_ms = self._try_pause_ms = 0
+        self._size_at_try = 0  # what was kept before the last answer for those that try
         self._turn = 0
         self._was_for_one = False  # the last fetch: for a partition that needs more of an answer than others
 
@@ -70,13 +75,28 @@ class FetchLoop:
             else:
                 moving_size += size
         room = budget.room(self.held.size, moving_size, some_stand=False)
-        self._is_in_floor = room < MIN_FETCH_SIZE and bool(standing)
+        self._is_in_floor = room < MIN_FETCH_SIZE and (bool(standing) or not moving_size)
+        self._is_full = False
         if not self._is_in_floor:
             return room
         if standing_size < self.held.size // 2:
             for pipeline in standing:
-                pipeline.leave_answers()
+                # Others may keep the answer all the same, and then the copy is one more.
+                size = pipeline.progress.outstanding_size
+                if standing_size <= MIN_FETCH_SIZE or size <= budget.left(self.held.size):
+                    pipeline.leave_answers()
+        self._is_full = budget.left(self.held.size) < MIN_FETCH_SIZE
+        if not self._is_full or self.held.size <= self._size_at_try:
+            self._may_try_at_ms = self._try_pause_ms = 0  # what was tried last got through
         return budget.room(self.held.size, moving_size, some_stand=True)
+
+    def _may_try(self, pipeline: PartitionPipeline, at_ms: int) -> bool:
+        return not self._is_full or (at_ms >= self._may_try_at_ms and pipeline.may_get_on(at_ms))
+
+    def _tried(self, at_ms: int) -> None:
+        self._size_at_try = self.held.size
+        self._try_pause_ms = min(MAX_TRY_PAUSE_MS, max(FIRST_TRY_PAUSE_MS, 2 * self._try_pause_ms))
+        self._may_try_at_ms = at_ms + self._try_pause_ms
 
     def positions(self, room: int, at_ms: int) -> tuple[dict[TopicPartition, FetchPosition], int]:
         """What to ask for now; and for how many milliseconds at most the source may hold the answer back, as
@@ -96,7 +116,9 @@ class FetchLoop:
             pipeline = self.partitions[key]
             progress = pipeline.progress
             tries = self._is_in_floor and not pipeline.gets_on(at_ms)
-            if pipeline.wants_fetch(at_ms, cap) and not (tries and progress.outstanding_size):
+            if pipeline.wants_fetch(at_ms, cap) and not (
+                tries and (progress.outstanding_size or not self._may_try(pipeline, at_ms))
+            ):
                 if tries:
                     self.most_of_each = MIN_FETCH_SIZE
                 wanted = FetchPosition(
@@ -110,6 +132,8 @@ class FetchLoop:
                 limit_ms = min(limit_ms, _wants_in_ms(pipeline, at_ms))
         # Alone, as others would take its part of the answer; every second time, or they would get nothing.
         self._was_for_one = bool(in_need) and not (positions and self._was_for_one)
+        if self._is_full and self.most_of_each == MIN_FETCH_SIZE:
+            self._tried(at_ms)
         return (in_need if self._was_for_one else positions), CROWDED_WAIT_MS if in_need else limit_ms
 
     async def until_changed(self, limit_ms: int) -> None:

@@ -7,7 +7,8 @@ rebuilt or copied batch takes for itself beside them.
 
     a loop's share = floor + ordinary room
     ordinary room    for every partition that wants a fetch, while the loop's answers keep less than that
-    floor            for those alone that get on, while others stand (`PartitionPipeline.stands`)
+    floor            for those alone that get on, while others stand (`PartitionPipeline.stands`), or while
+                     partitions that have left the loop keep all, by batches that are under way
 
 So partitions whose target does not take anything, for whatever reason, can fill the ordinary room: the others
 go on in the floor. Of which kind one is that has nothing under way is known only when it has tried, so there
@@ -15,11 +16,18 @@ it gets the smallest fetch, until something of it was delivered: where a target 
 partitions would each take the floor, one after the other. And each loop may hold one answer in any case, so
 no source waits for another's target partitions.
 
-A batch comes whole, whatever its size, so each loop may exceed its share by one; and by a smallest fetch at a
-time where what stands has filled the floor as well, as nobody would ever find out who does not.
+Shares change when loops begin and end, so what all of them keep and have asked for bounds each of them, too.
+A batch comes whole, whatever its size, so each loop may exceed that by one answer. Where what stands has
+filled everything, nobody would ever find out who does not: there one answer at a time is fetched for those
+that get on; and for those that try, unless their leader at the target is silent, with pauses that grow from a
+second to ten minutes while what was tried before is kept still (`FetchLoop`). No other way leads beyond the
+limit, but copies of batches of 64 KiB in all, for each loop, that leave answers which others keep.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 MIN_FETCH_SIZE = 64 << 10
 # The part of a share that is kept for those that get on while others stand.
@@ -34,6 +42,8 @@ class FetchBudget:
         self._loop_count = 0
         self.held_size = 0
         """Bytes that fetched batches keep now, of all loops, those that have ended too."""
+        self.asked_size = 0
+        """Bytes that answers may bring which are waited for."""
         self._share_out()
 
     def resize(self, total_size: int) -> None:
@@ -60,12 +70,17 @@ class FetchBudget:
         """Half of the ordinary room: an answer counts until its last batch is gone, and the next one is to be
         fetched meanwhile."""
 
+    def left(self, held_size: int) -> int:
+        """What a loop whose answers keep `held_size` may fetch at most, the floor included."""
+        return min(self.share - held_size, self._total_size - self.held_size - self.asked_size)
+
     def room(self, held_size: int, moving_size: int, *, some_stand: bool) -> int:
         """What a loop may fetch whose answers keep `held_size`, `moving_size` of it for partitions that get
         on. Less than MIN_FETCH_SIZE: nothing now."""
-        room = min(self.share - self.floor - held_size, self._total_size - self.held_size)
+        left = self.left(held_size)
+        room = min(self.share - self.floor - held_size, left)
         if some_stand or not held_size:
-            most = max(self.share - held_size, 0 if moving_size else MIN_FETCH_SIZE)
+            most = max(left, 0 if moving_size else MIN_FETCH_SIZE)
             return max(room, min(self.floor - moving_size, most))
         return room
 
@@ -80,6 +95,15 @@ class HeldMemory:
     def take(self, size: int, *, is_shared: bool = True) -> Frame:
         """Counts `size` bytes until the Frame is gone."""
         return Frame(self, size, is_shared=is_shared)
+
+    @contextmanager
+    def asking(self, size: int) -> Iterator[None]:
+        """While an answer of at most `size` bytes is waited for: nobody else may take that room."""
+        self._budget.asked_size += size
+        try:
+            yield
+        finally:
+            self._budget.asked_size -= size
 
     def add(self, size: int) -> None:
         self.size += size

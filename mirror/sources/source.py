@@ -358,8 +358,9 @@ class SourceReader:
                 room = min(room, allowed)
             asked = {key: loop.partitions[key] for key in positions}
             sizes = self._sizes(asked.values())
-            max_size = max(MIN_FETCH_SIZE, min(sizes.answer, self._budget.most_of_a_fetch, room))
             needed_size = max(pipeline.doubt.needed_size for pipeline in asked.values())
+            most = min(sizes.answer, self._budget.most_of_a_fetch, room)
+            max_size = max(MIN_FETCH_SIZE, needed_size, most)
             try:
                 if loop.tells_where_histories_part is None:
                     loop.tells_where_histories_part = await tells_diverging_epoch(self.cluster, way.node)
@@ -367,17 +368,18 @@ class SourceReader:
                     positions = await self._compare(asked, positions)
                     if not positions:
                         continue
-                answers = await fetch(
-                    self.cluster,
-                    way.node,
-                    positions,
-                    min_bytes=1,
-                    max_wait_ms=min(limit_ms, self._fetch_config.max_wait_ms),
-                    max_bytes=max(max_size, needed_size),
-                    partition_max_bytes=max(min(sizes.partition, loop.most_of_each), needed_size),
-                    read_committed=True,
-                    purpose=way.purpose,
-                )
+                with loop.held.asking(max_size):
+                    answers = await fetch(
+                        self.cluster,
+                        way.node,
+                        positions,
+                        min_bytes=1,
+                        max_wait_ms=min(limit_ms, self._fetch_config.max_wait_ms),
+                        max_bytes=max_size,
+                        partition_max_bytes=max(min(sizes.partition, loop.most_of_each), needed_size),
+                        read_committed=True,
+                        purpose=way.purpose,
+                    )
             except CLUSTER_FAILURES as error:
                 if self.is_connected:
                     log.warning("the source does not answer", source=self.name, error=str(error))

@@ -8,6 +8,8 @@ UNIT = "tests/unit/mirror"
 THROTTLE = "tests/unit/client/test_throttle.py"
 MEMORY = f"{UNIT}/test_fetch_memory.py"
 BUDGET = "mirror/sources/fetch_memory.py"
+LOOP = "mirror/sources/fetch_loop.py"
+BOUND = "tests/simulation/test_mirror_memory_bound.py"
 
 OF_MIRROR_FETCHING = (
     Mutant(
@@ -89,7 +91,7 @@ OF_MIRROR_FETCHING = (
     Mutant(
         name="part-of-the-others-taken-at-once",
         promise="Of which nothing was delivered, that takes a small part of what is kept for the others.",
-        file="mirror/sources/fetch_loop.py",
+        file=LOOP,
         rule="tries = self._is_in_floor and not pipeline.gets_on(at_ms)",
         instead="tries = False",
         red=(
@@ -107,10 +109,81 @@ OF_MIRROR_FETCHING = (
     Mutant(
         name="small-batch-keeps-a-large-answer",
         promise="Who stands keeps its own batches, and not the whole answers that they came in.",
-        file="mirror/sources/fetch_loop.py",
+        file=LOOP,
         rule="        if standing_size < self.held.size // 2:\n",
         instead="        if standing_size < 0:\n",
         red=(f"{MEMORY}::test_four_partitions_that_stand_leave_room_for_the_others",),
+    ),
+    Mutant(
+        name="answers-that-are-waited-for-uncounted",
+        promise="Loops that ask at the same moment do not each take the room that is left.",
+        file=BUDGET,
+        rule=" - self.held_size - self.asked_size)",
+        instead=" - self.held_size)",
+        red=(
+            f"{MEMORY}::test_what_other_loops_keep_and_ask_for_bounds_the_floor_too",
+            f"{BOUND}::test_sources_that_start_while_the_target_stands_keep_an_answer_each",
+        ),
+    ),
+    Mutant(
+        name="floor-beyond-the-limit",
+        promise="A loop that begins where others keep everything gets an answer, and not its whole floor.",
+        file=BUDGET,
+        rule="most = max(left, ",
+        instead="most = max(self.share - held_size, ",
+        red=(
+            f"{MEMORY}::test_what_other_loops_keep_and_ask_for_bounds_the_floor_too",
+            f"{BOUND}::test_sources_that_start_while_the_target_stands_keep_an_answer_each",
+        ),
+    ),
+    Mutant(
+        name="tries-without-a-pause",
+        promise="Where all is full, partitions do not each keep an answer, one after the other.",
+        file=LOOP,
+        rule="at_ms >= self._may_try_at_ms and ",
+        instead="",
+        red=(
+            f"{MEMORY}::test_those_that_try_where_all_is_full_do_so_with_growing_pauses",
+            f"{BOUND}::test_partitions_without_number_do_not_each_keep_an_answer",
+        ),
+    ),
+    Mutant(
+        name="silent-leader-tried",
+        promise="Where all is full, nothing more is fetched for a leader that answers nothing.",
+        file=LOOP,
+        rule=" and pipeline.may_get_on(at_ms))",
+        instead=")",
+        red=(
+            f"{MEMORY}::test_who_has_a_silent_leader_does_not_try_where_all_is_full",
+            f"{BOUND}::test_partitions_without_number_do_not_each_keep_an_answer",
+        ),
+    ),
+    Mutant(
+        name="lost-answer-taken-for-a-word",
+        promise="A leader is silent until it answers something.",
+        file="mirror/delivery/sink.py",
+        rule="        if outcomes:\n",
+        instead="        if request:\n",
+        red=(f"{UNIT}/test_sink.py::test_leader_is_silent_while_it_answers_nothing_that_it_was_sent",),
+    ),
+    Mutant(
+        name="memory-of-who-has-left-starves-others",
+        promise="What stays of partitions that were given up, or have another leader, starves nobody.",
+        file=LOOP,
+        rule="(bool(standing) or not moving_size)",
+        instead="bool(standing)",
+        red=(
+            f"{MEMORY}::test_loop_whose_memory_is_kept_by_partitions_that_have_left_goes_on",
+            f"{BOUND}::test_batches_of_partitions_that_have_left_starve_nobody",
+        ),
+    ),
+    Mutant(
+        name="copies-without-room",
+        promise="A copy that leaves an answer is not made where there is no room for both.",
+        file=LOOP,
+        rule="if standing_size <= MIN_FETCH_SIZE or ",
+        instead="if standing_size or ",
+        red=(f"{MEMORY}::test_no_copy_is_made_that_there_is_no_room_for",),
     ),
     Mutant(
         name="unknown-limit-guessed",

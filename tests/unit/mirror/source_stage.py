@@ -89,7 +89,7 @@ def pipeline_at(offset: int, *, epoch: int = 0, topic_id: UUID = OLD, **more: An
     made.accept = lambda answer, _frame=None: made.accepted.append(answer)
     made.adopt = lambda origin: setattr(made, "origin", origin)
     made.stands = lambda *_: False
-    made.gets_on = lambda *_: True
+    made.gets_on = made.may_get_on = lambda *_: True
     made.wants_fetch = lambda *_: True
     for name, value in more.items():
         setattr(made, name, value)

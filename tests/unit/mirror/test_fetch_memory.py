@@ -226,6 +226,97 @@ def test_partition_gets_on_for_a_while_after_something_of_it_was_delivered() -> 
     assert not story.small.gets_on(5_001 + STANDING_AFTER_MS)
 
 
+def test_what_other_loops_keep_and_ask_for_bounds_the_floor_too() -> None:
+    """Of a loop that begins when another has taken all, by the share that was that one's then."""
+    budget = FetchBudget(16 * MEBIBYTE)
+    budget.loop_count = 1
+    old, new = HeldMemory(budget), HeldMemory(budget)
+    frame = old.take(14 * MEBIBYTE)
+    with old.asking(2 * MEBIBYTE):
+        budget.loop_count = 2
+        assert budget.room(0, 0, some_stand=False) == MIN_FETCH_SIZE, "one answer in any case"
+        first = new.take(MIN_FETCH_SIZE)
+        assert budget.room(new.size, MIN_FETCH_SIZE, some_stand=True) < MIN_FETCH_SIZE
+    assert budget.room(new.size, MIN_FETCH_SIZE, some_stand=True) == 2 * MEBIBYTE - MIN_FETCH_SIZE
+    del frame
+    assert budget.room(new.size, 0, some_stand=False) == 7 * MEBIBYTE - first.size
+
+
+def full_loop() -> tuple[Any, Any]:
+    """What stands has filled all; four others never had anything under way."""
+    reader, loop = all_room_taken()
+    loop.rest = loop.held.take(16 * MEBIBYTE - loop.held.size)
+    for number in list(loop.partitions)[8:]:
+        del loop.partitions[number]
+    for untried in list(loop.partitions.values())[4:]:
+        untried.gets_on = lambda _: False
+    return reader, loop
+
+
+def asked_at(loop: Any, at_ms: int) -> set[int]:
+    positions, _ = loop.positions(loop.room(at_ms), at_ms)
+    return {number for _, number in positions}
+
+
+def test_those_that_try_where_all_is_full_do_so_with_growing_pauses() -> None:
+    """Each try may stay: a target that takes nothing would make them keep an answer for each partition."""
+    _, loop = full_loop()
+    tried_at_ms, kept = [], []
+    for at_ms in range(0, 64_000, 250):
+        if asked_at(loop, at_ms):
+            tried_at_ms.append(at_ms)
+            kept.append(loop.held.take(MIN_FETCH_SIZE))
+    assert tried_at_ms == [0, 1_000, 3_000, 7_000, 15_000, 31_000, 63_000]
+    kept.pop()
+    assert asked_at(loop, 64_000), "the last one got through"
+    assert asked_at(loop, 64_001), "the source had nothing"
+
+
+def test_who_gets_on_waits_for_no_pause_where_all_is_full() -> None:
+    _, loop = full_loop()
+    assert asked_at(loop, 0) == {4, 5, 6, 7}
+    loop.kept = loop.held.take(MIN_FETCH_SIZE)
+    loop.partitions["t", 6].gets_on = lambda _: True
+    assert asked_at(loop, 1) == {6}
+
+
+def test_who_has_a_silent_leader_does_not_try_where_all_is_full() -> None:
+    _, loop = full_loop()
+    loop.partitions["t", 5].may_get_on = lambda _: False
+    assert asked_at(loop, 0) == {4, 6, 7}
+    del loop.rest
+    assert asked_at(loop, 1) == {4, 5, 6, 7}, "there is room"
+
+
+def test_loop_whose_memory_is_kept_by_partitions_that_have_left_goes_on() -> None:
+    """They were given up, or have another leader: what was sent of them stays until the target takes it."""
+    reader = reader_of(Source())
+    loop = loop_with(reader, 0, 2, size=0, kept=0)
+    frame = loop.held.take(reader._budget.share)
+    assert asked_of(reader, loop)[0] == {0, 1}
+    loop.partitions["t", 0].progress.outstanding_size = MIN_FETCH_SIZE
+    assert not asked_of(reader, loop)[0], "it gets on, and makes room"
+    del frame
+
+
+def test_no_copy_is_made_that_there_is_no_room_for() -> None:
+    """What is in a request keeps the answer all the same."""
+    reader = reader_of(Source())
+    reader._budget = FetchBudget(16 * MEBIBYTE)
+    reader._budget.loop_count = 1
+    loop = loop_with(reader, 2, 2, size=5 * MEBIBYTE // 4, kept=0)
+    copies: list[Frame] = []
+    for each in list(loop.partitions.values())[:2]:
+        each.leave_answers = lambda: copies.append(loop.held.take(5 * MEBIBYTE // 4))
+    answer = loop.held.take(15 * MEBIBYTE)
+    loop.room(steady_ms())
+    assert not copies
+    del answer
+    loop.answer = loop.held.take(14 * MEBIBYTE)
+    loop.room(steady_ms())
+    assert len(copies) == 1 and loop.held.size < 16 * MEBIBYTE
+
+
 def test_those_that_get_on_may_not_take_what_is_kept_for_when_others_stand() -> None:
     budget = FetchBudget(16 * MEBIBYTE)
     budget.loop_count = 1
@@ -245,6 +336,7 @@ def test_next_answer_is_fetched_while_the_last_one_is_on_its_way(monkeypatch: py
 
     async def fetch(*_: object, max_bytes: int, **__: object) -> Any:
         asked.append(max_bytes)
+        assert reader._budget.asked_size == max_bytes
         if len(asked) == 2:
             raise asyncio.CancelledError
         return [with_records(memoryview(bytearray(max_bytes)))]
@@ -259,6 +351,7 @@ def test_next_answer_is_fetched_while_the_last_one_is_on_its_way(monkeypatch: py
         fetching = reader._fetch_from(Way(1, 0), loop)
         asyncio.run(asyncio.wait_for(fetching, patience(10)))
     assert asked == [7 * MEBIBYTE // 4] * 2 and loop.held.size == asked[0]
+    assert reader._budget.asked_size == 0, "nobody waits for it any more"
 
 
 @pytest.mark.parametrize("standing", [0, 1])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from millrace.broker.client.raw_produce import ProduceOutcome
-from millrace.broker.errors import OutOfOrderSequence, RecordTooLarge
+from millrace.broker.errors import NotEnoughReplicas, OutOfOrderSequence, RecordTooLarge
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.delivery import sink as sink_module
 from millrace.mirror.delivery.lane import Identity, Outcome
@@ -67,6 +67,68 @@ def test_batch_whose_transaction_was_aborted_before_it_left_is_not_sent(
 
     asyncio.run(scenario())
     assert sent == []
+
+
+def test_leader_is_silent_while_it_answers_nothing_that_it_was_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two requests are under way; asked about is another partition of that leader, and one of no leader."""
+    answers: list[asyncio.Future[Any]] = []
+
+    async def produce(_cluster: object, _node: int, batches: dict[Any, Any], **_: object) -> Any:
+        answers.append(asyncio.get_running_loop().create_future())
+        return await answers[-1]
+
+    monkeypatch.setattr(sink_module, "produce", produce)
+
+    async def scenario() -> None:
+        now_ms = 1_000
+        sink = make_sink()
+        sink._steady_ms = lambda: now_ms
+        other, unknown = TargetPartition("t", 1), TargetPartition("t", 2)
+        sink._leaders = {TARGET: 1, other: 1}
+        assert sink.silent_ms(other, 9_000) == 0, "it owes nothing"
+        for target in (TARGET, other):
+            sink.enqueue(target, outgoing())
+            await until_async(lambda target=target: sink._lane(target).in_flight, every_s=0)  # type: ignore[misc]
+            now_ms += 1_000
+        await until_async(lambda: len(answers) == 2, every_s=0)
+        assert (sink.silent_ms(other, 4_000), sink.silent_ms(unknown, 4_000)) == (3_000, 0)
+        answers[0].set_exception(TimeoutError())
+        await until_async(lambda: not sink._lane(TARGET).in_flight, every_s=0)
+        assert sink.silent_ms(other, 4_000) == 3_000, "that was no answer"
+        answers[1].set_exception(TimeoutError())
+        await until_async(lambda: not sink._lane(other).in_flight, every_s=0)
+        assert sink.silent_ms(other, 4_000) == 0, "it owes nothing any more"
+        sink.reset()
+
+    asyncio.run(scenario())
+
+
+def test_leader_that_answers_anything_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def produce(_cluster: object, _node: int, batches: dict[Any, Any], **_: object) -> Any:
+        if TARGET in batches:
+            return dict.fromkeys(batches, ProduceOutcome(NotEnoughReplicas.code))
+        return await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(sink_module, "produce", produce)
+
+    async def scenario() -> None:
+        now_ms, other = 1_000, TargetPartition("t", 1)
+        sink = make_sink()
+        sink._steady_ms = lambda: now_ms
+        sink._leaders = {TARGET: 1, other: 1}
+        sink.enqueue(other, outgoing())
+        await until_async(lambda: sink._lane(other).in_flight, every_s=0)
+        now_ms = 3_000
+        sink.enqueue(TARGET, outgoing())
+        await until_async(lambda: sink.retry_count, every_s=0)
+        assert sink.silent_ms(other, 3_500) == 500
+        sink.reset()
+        for task in list(sink._tasks):
+            task.cancel()
+
+    asyncio.run(scenario())
 
 
 def test_nothing_goes_out_behind_a_batch_that_was_refused_when_its_partition_was_given_up() -> None:
