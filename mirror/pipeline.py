@@ -352,7 +352,8 @@ class PartitionPipeline:
             log.warning("fetching a batch again", of=str(self.partition), error=self.doubt.reason)
 
     def _pause(self) -> None:
-        self.retry_at_ms = steady_ms() + pause_ms if (pause_ms := self.doubt.pause_ms) else 0
+        pause_ms = self.doubt.pause_ms
+        self.retry_at_ms = steady_ms() + pause_ms if pause_ms else 0
 
     def take_question(self) -> Question | None:
         """What a look at the log is to find out now; `looked` follows. One look at a time."""
@@ -413,7 +414,8 @@ class PartitionPipeline:
     @property
     def gap(self) -> Gap | None:
         """The gap that the partition is stopped at, or about to skip."""
-        return None if (shown := self._gaps.stopping or self._gaps.first) is None else shown.gap
+        shown = self._gaps.stopping or self._gaps.first
+        return None if shown is None else shown.gap
 
     def skip_gap(self) -> Gap | None:
         """Lets the gap pass at which the partition is stopped: its event becomes durable, then the partition
