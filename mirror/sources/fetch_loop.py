@@ -21,7 +21,7 @@ CROWDED_WAIT_MS = 20
 ANY_WAIT_MS = 1 << 31
 NO_LIMIT = 1 << 31
 # Between two answers for those that try, where there is no room for the first one's batches, nor for more.
-FIRST_TRY_PAUSE_MS, MAX_TRY_PAUSE_MS = 1_000, 600_000
+FIRST_TRY_PAUSE_MS, MAX_TRY_PAUSE_MS = 1_000, 60_000
 
 
 class Way(NamedTuple):

@@ -20,7 +20,7 @@ Shares change when loops begin and end, so what all of them keep and have asked 
 A batch comes whole, whatever its size, so each loop may exceed that by one answer. Where what stands has
 filled everything, nobody would ever find out who does not: there one answer at a time is fetched for those
 that get on; and for those that try, unless their leader at the target is silent, with pauses that grow from a
-second to ten minutes while what was tried before is kept still (`FetchLoop`). No other way leads beyond the
+second to a minute while what was tried before is kept still (`FetchLoop`). No other way leads beyond the
 limit, but copies of batches of 64 KiB in all, for each loop, that leave answers which others keep.
 """
 
