@@ -164,6 +164,16 @@ class BrokerProcess:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(status.split("VmRSS:")[1].split()[0]) / 1024
 
+    def metrics(self) -> str:
+        """What it tells at `metrics.listen`."""
+        host, _, port = str(self.settings["metrics.listen"]).rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=patience(30)) as connection:
+            connection.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            text = b""
+            while chunk := connection.recv(65_536):
+                text += chunk
+        return text.decode()
+
     @contextmanager
     def most_memory(self, mib: float) -> Iterator[None]:
         """At no moment of what happens inside has the broker `mib` MiB more in memory than before."""

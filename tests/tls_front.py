@@ -7,13 +7,11 @@ The broker must tell its clients the front's address.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ssl
-import threading
 
 from tests.certificates import Authority
 from tests.ports import free_port
-from tests.waiting import patience
+from tests.threads import LoopThread, first_of
 
 CHUNK_SIZE = 64 << 10
 
@@ -28,52 +26,39 @@ class TlsFront:
         self._context.load_cert_chain(own.cert, own.key)
         self._context.verify_mode = ssl.CERT_REQUIRED
         self._server_port = server_port
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="tls front", daemon=True)
+        self._thread: LoopThread | None = None
 
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> TlsFront:
-        self._thread.start()
-        serving = asyncio.start_server(self._accepted, "127.0.0.1", self.port, ssl=self._context)
-        asyncio.run_coroutine_threadsafe(serving, self._loop).result(patience(10))
+        self._thread = LoopThread("tls front")
+        self._thread.run(self._thread.serve(self._pass_on, self.port, ssl=self._context))
         return self
 
     def stop(self) -> None:
-        def end() -> None:
-            for task in self._tasks:
-                task.cancel()
-            self._loop.call_soon(self._loop.stop)
-
-        self._loop.call_soon_threadsafe(end)
-        self._thread.join(patience(10))
-
-    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = self._loop.create_task(self._pass_on(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        if self._thread is not None:
+            self._thread.stop()
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there = None
+        ways = [writer]
         try:
-            there = await asyncio.open_connection("127.0.0.1", self._server_port)
-            # The whole connection ends with either half.
-            halves = (_pump(reader, there[1]), _pump(there[0], writer))
-            tasks = [self._loop.create_task(half) for half in halves]
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
-                task.cancel()
+            answers, onward = await asyncio.open_connection("127.0.0.1", self._server_port)
+            ways.append(onward)
+            await first_of(_pump(reader, onward), _pump(answers, writer))
+        except OSError:
+            pass
+        except asyncio.CancelledError:
+            for way in ways:
+                way.transport.abort()  # nobody is left who would finish a farewell
+            raise
         finally:
-            for each in (writer, *([there[1]] if there else ())):
-                with contextlib.suppress(OSError):
-                    each.close()
+            for way in ways:
+                way.close()
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while data := await reader.read(CHUNK_SIZE):
-            writer.write(data)
-            await writer.drain()
+    while data := await reader.read(CHUNK_SIZE):
+        writer.write(data)
+        await writer.drain()

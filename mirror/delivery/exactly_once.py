@@ -81,7 +81,10 @@ class ExactlyOnce:
         async with asyncio.TaskGroup() as self._tasks:
             for lane in self._lanes:
                 self._running[lane] = self._tasks.create_task(lane.run())
-            await asyncio.Event().wait()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self._tasks = None  # a lane may ask for another before it hears that it is over
 
     @property
     def sinks(self) -> Collection[Sink]:

@@ -44,12 +44,13 @@ def make_topic(bootstrap: str, name: str, partitions: int = 3) -> str:
     return topic
 
 
-def read_all(bootstrap: str, topic: str) -> list[Any]:
-    """Every committed record of a topic, up to its present end."""
+def read_all(bootstrap: str, topic: str, isolation: str = "read_committed") -> list[Any]:
+    """Every committed record of a topic (or every one at all), up to its present end."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
             "group.id": unique("reader"),
+            "isolation.level": isolation,
             "enable.partition.eof": True,
             "fetch.wait.max.ms": 10,
         }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import signal
 import subprocess
 import sys
@@ -18,14 +16,10 @@ from millrace.audit.contract.content_digest import digest_sum, record_digest
 from millrace.audit.contract.events import CLOSED, EventLedger, StreamFacts
 from millrace.audit.contract.header import HEADER_KEY, decode_identity
 from millrace.audit.producer import AuditedProducer
+from tests.cluster.audited_topics import read_all, unique
 from tests.waiting import Deadline, patience, until
 
 DEADLINE_S = 120.0
-_numbers = itertools.count()
-
-
-def unique(name: str) -> str:
-    return f"{name}-{os.getpid()}-{next(_numbers)}-{time.monotonic_ns()}"
 
 
 @pytest.fixture(params=["millrace", pytest.param("apache-kafka", marks=pytest.mark.kafka)])
@@ -70,34 +64,10 @@ class Story:
         producer.init_transactions(patience(DEADLINE_S))
         return producer
 
-    def read(self, topic: str, isolation: str = "read_committed") -> list:
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self.bootstrap,
-                "group.id": unique("reader"),
-                "auto.offset.reset": "earliest",
-                "isolation.level": isolation,
-                "enable.partition.eof": True,
-                "fetch.wait.max.ms": 10,
-            }
-        )
-        partitions = consumer.list_topics(topic, timeout=patience(DEADLINE_S)).topics[topic].partitions
-        consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
-        messages, ended = [], set()
-        deadline = Deadline(f"{topic} is read to its end", within_s=DEADLINE_S)
-        while len(ended) < len(partitions):
-            deadline.check(ended)
-            for message in consumer.consume(500, 0.02):
-                if message.error() is None:
-                    messages.append(message)
-                else:
-                    ended.add(message.partition())
-        consumer.close()
-        return messages
-
     def seen(self, isolation: str = "read_committed") -> set[int]:
         return {
-            decode_identity(dict(m.headers())[HEADER_KEY]).sequence for m in self.read(self.topic, isolation)
+            decode_identity(dict(m.headers())[HEADER_KEY]).sequence
+            for m in read_all(self.bootstrap, self.topic, isolation)
         }
 
     def told(self) -> list[StreamFacts]:
@@ -111,7 +81,7 @@ class Story:
 
     def facts(self) -> list[StreamFacts]:
         ledger = EventLedger()
-        for message in self.read(self.events):
+        for message in read_all(self.bootstrap, self.events):
             ledger.add(message.key(), message.value())
         assert ledger.untrusted == []
         return [facts for facts in ledger.streams.values() if facts.topic == self.topic]
@@ -264,7 +234,7 @@ def test_a_fenced_producers_open_transaction_is_in_doubt_and_its_counts_are_told
     first, second = sorted(story.facts(), key=lambda facts: -facts.last_assigned)
     assert fates(first) == (set(range(1, 8)), set(range(8, 12)), set())
     assert fates(second) == ({1, 2}, set(), set())
-    assert len(story.read(story.topic)) == 9
+    assert len(read_all(story.bootstrap, story.topic)) == 9
 
 
 def test_the_digest_of_a_report_covers_what_was_committed_and_nothing_else(bootstrap):
@@ -286,7 +256,7 @@ def test_the_digest_of_a_report_covers_what_was_committed_and_nothing_else(boots
             message.value(),
             message.headers(),
         )
-        for message in story.read(story.topic)
+        for message in read_all(story.bootstrap, story.topic)
     )
     assert len(fate(facts, "acknowledged")) == 50
 

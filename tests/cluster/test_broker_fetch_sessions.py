@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 import time
 import uuid
@@ -160,18 +159,8 @@ def test_full_cache_answers_in_full(client: RawClient) -> None:
     assert brief(reader.fetch(0, reader.asked(0))) == [(0, False)]
 
 
-def scrape(broker: BrokerProcess) -> str:
-    host, _, port = str(broker.settings["metrics.listen"]).rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=patience(30)) as connection:
-        connection.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-        text = b""
-        while chunk := connection.recv(65_536):
-            text += chunk
-    return text.decode()
-
-
 def metric(broker: BrokerProcess, name: str) -> float:
-    found = re.search(rf"^{re.escape(name)} (\S+)$", scrape(broker), re.M)
+    found = re.search(rf"^{re.escape(name)} (\S+)$", broker.metrics(), re.M)
     return 0.0 if found is None else float(found[1])
 
 

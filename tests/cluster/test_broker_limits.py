@@ -18,7 +18,7 @@ from tests.conftest import BrokerFactory
 from tests.ports import free_port
 from tests.raw_client import RawClient, batch_of
 from tests.servers import BrokerProcess
-from tests.waiting import patience, until
+from tests.waiting import until
 
 pytestmark = pytest.mark.java
 
@@ -141,7 +141,9 @@ def test_many_stalled_readers_are_bounded_together(broker_factory: BrokerFactory
         finally:
             for peer in peers:
                 peer.close()
-        until(lambda: "millrace_broker_unread_answer_bytes 0.0" in scrape(broker), "nothing is held any more")
+        until(
+            lambda: "millrace_broker_unread_answer_bytes 0.0" in broker.metrics(), "nothing is held any more"
+        )
         # With nobody stalled a fetch is given an eighth of the bound again.
         assert (
             len(client.fetch(PartitionFetch("large", 0, 0, 8 * MIB)).partitions[0].records)
@@ -150,18 +152,8 @@ def test_many_stalled_readers_are_bounded_together(broker_factory: BrokerFactory
         until(lambda: broker.resident_mib() < before + 40, "memory goes back")
 
 
-def scrape(broker: BrokerProcess) -> str:
-    host, _, port = str(broker.settings["metrics.listen"]).rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=patience(30)) as connection:
-        connection.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-        text = b""
-        while chunk := connection.recv(65_536):
-            text += chunk
-    return text.decode()
-
-
 def slow_readers(broker: BrokerProcess) -> int:
-    return int(float(re.findall(r"^millrace_broker_slow_readers (\S+)", scrape(broker), re.M)[0]))
+    return int(float(re.findall(r"^millrace_broker_slow_readers (\S+)", broker.metrics(), re.M)[0]))
 
 
 def test_half_requests_fill_their_share_of_memory_and_small_ones_pass(broker_factory: BrokerFactory) -> None:

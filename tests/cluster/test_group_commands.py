@@ -6,12 +6,13 @@ import json
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from millrace.deploy import cli
+from tests.threads import meanwhile
 from tests.waiting import patience, until
 
 PATIENCE_S = 90.0
@@ -103,12 +104,12 @@ def commit(bootstrap: str, group: str, topic: str, offsets: dict[int, int]) -> N
     consumer.close()
 
 
-@contextmanager
-def member(bootstrap: str, group: str, topic: str, client_id: str, **settings) -> Iterator[None]:
+def member(
+    bootstrap: str, group: str, topic: str, client_id: str, **settings
+) -> AbstractContextManager[None]:
     """A member of the group for as long as the block runs."""
-    ended = threading.Event()
 
-    def consume() -> None:
+    def consume(ended: threading.Event) -> None:
         consumer = Consumer(
             {
                 "bootstrap.servers": bootstrap,
@@ -123,13 +124,7 @@ def member(bootstrap: str, group: str, topic: str, client_id: str, **settings) -
             consumer.poll(0.1)
         consumer.close()
 
-    thread = threading.Thread(target=consume)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join(patience(PATIENCE_S))
+    return meanwhile(consume)
 
 
 def test_groups_from_birth_to_deletion(operator, names):

@@ -4,8 +4,7 @@ the mirror's position, and from one leading worker to the next."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -26,6 +25,7 @@ from tests.cluster.moving_groups import (
     wait_until_carried,
 )
 from tests.pairs import End, Pair, in_pairs
+from tests.threads import meanwhile
 from tests.waiting import Deadline, patience
 
 PARTITIONS = 2
@@ -33,12 +33,10 @@ MOVES = 5
 PAUSE_S = 0.005
 
 
-@contextmanager
-def load(end: End, topic: str) -> Iterator[None]:
+def load(end: End, topic: str) -> AbstractContextManager[None]:
     """Numbered records, one after the other to each partition, as long as the context lasts."""
-    is_over = threading.Event()
 
-    def write() -> None:
+    def write(is_over: threading.Event) -> None:
         producer = Producer({"bootstrap.servers": end.bootstrap, "linger.ms": 0})
         number = 0
         while not is_over.wait(PAUSE_S):
@@ -47,13 +45,7 @@ def load(end: End, topic: str) -> Iterator[None]:
             number += 1
             producer.flush(patience(TIMEOUT_S))
 
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
+    return meanwhile(write)
 
 
 class Moving:

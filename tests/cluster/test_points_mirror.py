@@ -93,6 +93,21 @@ def produce(pair: Pair, topic: str, first: int) -> int:
     return first + COUNT
 
 
+def begin(pair: Pair) -> tuple[str, str]:
+    """A new topic at the source, and the name of a mirror of it."""
+    topic = pair.unique("points")
+    create_topic(pair.source.server, topic)
+    return topic, pair.unique("mirror")
+
+
+def has_carried(pair: Pair, mirror: str, topic: str, wanted: list[bytes]) -> None:
+    """Waits until this is there, nothing else and each once, and then until the position is its end."""
+    until(lambda: len(values(pair, topic)) >= len(wanted), "all is carried")
+    assert values(pair, topic) == wanted
+    end = int(wanted[-1]) + 1
+    until(lambda: position(pair, mirror, topic) == end, "the position is the end")
+
+
 def open_on(pair: Pair, topic: str) -> list[OpenTransaction]:
     """The transactions that have written to partition 0 and are not over."""
 
@@ -118,8 +133,7 @@ def has_ongoing(pair: Pair, mirror: str) -> bool:
 def test_mirror_dies_at_each_point_of_a_transaction_and_every_record_is_there_once(
     pair: Pair, fault_at: FaultAt
 ) -> None:
-    topic, name = pair.unique("points"), pair.unique("mirror")
-    create_topic(pair.source.server, topic)
+    topic, name = begin(pair)
     # Known by its name: it need not wait for the session of its predecessor.
     mirror = pair.mirror([topic], start=False, name=name, group=NAMED)
     sent = 0
@@ -138,9 +152,7 @@ def test_mirror_dies_at_each_point_of_a_transaction_and_every_record_is_there_on
         fault.wait_until_died()
         until(lambda want=is_open: has_ongoing(pair, name) is want, f"{point}: open: {is_open}")
     mirror.start()
-    until(lambda: len(values(pair, topic)) >= sent, "all is carried")
-    assert values(pair, topic) == numbers(sent)
-    until(lambda: position(pair, name, topic) == sent, "the position is the end")
+    has_carried(pair, name, topic, numbers(sent))
 
 
 @in_pairs("millrace-millrace", "kafka-kafka")
@@ -149,8 +161,7 @@ def test_mirror_dies_at_the_first_position_of_a_partition_and_begins_where_it_wo
 ) -> None:
     """It starts with the latest record. What has come since it first looked is carried, whether it came to
     put down where it begins or not."""
-    topic, name = pair.unique("points"), pair.unique("mirror")
-    create_topic(pair.source.server, topic)
+    topic, name = begin(pair)
     mirror = pair.mirror([topic], start=False, name=name, group=NAMED, each_source={"start": "latest"})
     sent = produce(pair, topic, 0)
     for point in (
@@ -166,9 +177,7 @@ def test_mirror_dies_at_the_first_position_of_a_partition_and_begins_where_it_wo
         until(lambda want=begun: position(pair, name, topic) == want, f"{point}: its position is {begun}")
         sent = produce(pair, topic, sent)
     mirror.start()
-    until(lambda: len(values(pair, topic)) >= sent - COUNT, "all is carried")
-    assert values(pair, topic) == numbers(sent)[COUNT:]
-    until(lambda: position(pair, name, topic) == sent, "the position is the end")
+    has_carried(pair, name, topic, numbers(sent)[COUNT:])
 
 
 @in_pairs("millrace-kafka", "millrace-millrace")
@@ -176,8 +185,7 @@ def test_mirror_whose_session_ends_between_positions_and_fence_is_refused_and_ca
     pair: Pair, fault_at: FaultAt
 ) -> None:
     """Nobody else is there who would begin a new epoch of its producer: only the fence is in its way."""
-    topic, name = pair.unique("points"), pair.unique("mirror")
-    create_topic(pair.source.server, topic)
+    topic, name = begin(pair)
     sent = produce(pair, topic, 0)
     mirror = pair.mirror([topic], start=False, name=name, group=SHORT_SESSION)
     fault = fault_at(mirror, "positions written, fence not asked", "wait")
@@ -186,11 +194,9 @@ def test_mirror_whose_session_ends_between_positions_and_fence_is_refused_and_ca
     until(lambda: members(pair, name) == 0, "the group has no member any more")
     assert open_on(pair, topic)
     fault.go()
-    until(lambda: len(values(pair, topic)) == sent, "all is carried")
-    assert values(pair, topic) == numbers(sent)
+    has_carried(pair, name, topic, numbers(sent))
     # Once in the transaction that was refused, and once more when the worker had a seat again.
     assert values(pair, topic, "read_uncommitted") == numbers(sent) * 2
-    until(lambda: position(pair, name, topic) == sent, "the position is the end")
 
 
 @in_pairs("millrace-millrace", "kafka-kafka")
@@ -237,8 +243,7 @@ def test_leader_dies_when_it_has_fenced_a_worker_that_left_and_the_next_one_fenc
 def test_mirror_that_was_replaced_between_acknowledgement_and_positions_commits_nothing(
     pair: Pair, fault_at: FaultAt
 ) -> None:
-    topic, name = pair.unique("points"), pair.unique("mirror")
-    create_topic(pair.source.server, topic)
+    topic, name = begin(pair)
     sent = produce(pair, topic, 0)
     mirror = pair.mirror([topic], start=False, name=name, group=SHORT_SESSION)
     fault = fault_at(mirror, "records acknowledged, positions not written", "wait")
@@ -249,17 +254,14 @@ def test_mirror_that_was_replaced_between_acknowledgement_and_positions_commits_
     fault.go()
     until(lambda: members(pair, name) == 2, "both are members")
     sent = produce(pair, topic, sent)
-    until(lambda: len(values(pair, topic)) >= sent, "they go on")
-    assert values(pair, topic) == numbers(sent)
-    until(lambda: position(pair, name, topic) == sent, "the position is the end")
+    has_carried(pair, name, topic, numbers(sent))
 
 
 @in_pairs("kafka-kafka", "millrace-millrace")
 def test_at_least_once_a_mirror_that_dies_before_its_position_is_written_repeats_from_the_last_one(
     pair: Pair, fault_at: FaultAt
 ) -> None:
-    topic, name = pair.unique("points"), pair.unique("mirror")
-    create_topic(pair.source.server, topic)
+    topic, name = begin(pair)
     mirror = pair.mirror([topic], start=False, name=name, delivery="at_least_once", group=BY_NAME)
     fault = fault_at(mirror, ACKNOWLEDGED, only=at_position(2 * COUNT))
     mirror.start()
@@ -284,8 +286,7 @@ def test_at_least_once_a_frozen_mirror_does_not_turn_its_heirs_position_back(
     pair: Pair, fault_at: FaultAt
 ) -> None:
     """It is about to write its own when it wakes, and has not heard yet that its seat is lost."""
-    topic, name = pair.unique("points"), pair.unique("mirror")
-    create_topic(pair.source.server, topic)
+    topic, name = begin(pair)
     sent = produce(pair, topic, 0)
     frozen = pair.mirror([topic], start=False, name=name, delivery="at_least_once", group=SHORT_SESSION)
     fault = fault_at(frozen, ACKNOWLEDGED, "wait", only=at_position(sent))
@@ -314,8 +315,7 @@ def test_mirror_at_least_once_dies_around_its_offset_map_and_every_offset_leads_
     pair: Pair, fault_at: FaultAt
 ) -> None:
     """From there on nothing is left out of what comes behind the offset."""
-    topic, name = pair.unique("points"), pair.unique("mirror")
-    create_topic(pair.source.server, topic)
+    topic, name = begin(pair)
     mirror = pair.mirror([topic], start=False, name=name, delivery="at_least_once", group=NAMED)
     sent = 0
     for point, only in (

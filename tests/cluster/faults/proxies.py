@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import socket
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 from tests.cluster.faults.network import Endpoint
 from tests.ports import free_port
-from tests.waiting import patience
+from tests.threads import LoopThread, first_of
 
 CHUNK_SIZE = 64 << 10
 CONNECT_RETRY_S = 0.02
@@ -29,26 +29,23 @@ class ProxyNetwork:
     description = "TCP proxies that stop passing bytes on (no network namespaces here)"
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
         self._targets: dict[str, int] = {}
-        self._proxies: dict[tuple[str, int], tuple[int, asyncio.Server]] = {}
+        self._proxies: dict[tuple[str, int], int] = {}
         self._processes: dict[str, int] = {}
         self._closed: set[tuple[str, str]] = set()
         self._changed = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._between: dict[tuple[str, str], set[asyncio.Task[None]]] = {}
-        self._thread = threading.Thread(target=self._loop.run_forever, name="proxies", daemon=True)
-        self._thread.start()
+        self._thread = LoopThread("proxies")
 
     def endpoint(self, node: str, port: int) -> Endpoint:
         """Each of a node's ports is reached at a port of its own."""
         self._targets[node] = port
         if (node, port) not in self._proxies:
-            asyncio.run_coroutine_threadsafe(self._serve(node, port), self._loop).result(patience(10))
-        return Endpoint(f"127.0.0.1:{port}", f"127.0.0.1:{self._proxies[node, port][0]}")
+            self._thread.run(self._serve(node, port))
+        return Endpoint(f"127.0.0.1:{port}", f"127.0.0.1:{self._proxies[node, port]}")
 
     def way(self, node: str, to: str) -> str:
-        return f"127.0.0.1:{self._proxies[to, self._targets[to]][0]}"
+        return f"127.0.0.1:{self._proxies[to, self._targets[to]]}"
 
     def command(self, node: str, words: Sequence[str]) -> list[str]:
         return list(words)
@@ -61,7 +58,7 @@ class ProxyNetwork:
 
     def heal(self, a: str, b: str) -> None:
         self._closed -= {(a, b), (b, a)}
-        self._loop.call_soon_threadsafe(self._wake)
+        self._thread.loop.call_soon_threadsafe(self._wake)
 
     def drop(self, a: str, b: str) -> None:
         """Ends the connections that `a` has to `b`; what they hold back is lost."""
@@ -70,32 +67,21 @@ class ProxyNetwork:
             for task in self._between.get((a, b), ()):
                 task.cancel()
 
-        self._loop.call_soon_threadsafe(end)
+        self._thread.loop.call_soon_threadsafe(end)
 
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
     def close(self) -> None:
-        def stop() -> None:
-            for task in self._tasks:
-                task.cancel()
-            self._loop.call_soon(self._loop.stop)
-
-        self._loop.call_soon_threadsafe(stop)
-        self._thread.join(patience(10))
+        self._thread.stop()
 
     # -- on the thread -------------------------------------------------------------------------------
 
     async def _serve(self, node: str, target: int) -> None:
         port = free_port()
-
-        def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = self._loop.create_task(self._connection(node, target, reader, writer))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-        self._proxies[node, target] = port, await asyncio.start_server(accepted, "127.0.0.1", port)
+        await self._thread.serve(functools.partial(self._connection, node, target), port)
+        self._proxies[node, target] = port
 
     async def _connection(
         self, node: str, target: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -106,22 +92,23 @@ class ProxyNetwork:
         among = self._between.setdefault((source, node), set())
         among.add(task)
         task.add_done_callback(among.discard)
+        ways = [writer]
         try:
             await self._passable(source, node)
-            there = await asyncio.open_connection("127.0.0.1", target)
-        except OSError:
-            writer.close()
-            return
-        try:
-            await asyncio.gather(
-                self._pump(reader, there[1], source, node), self._pump(there[0], writer, node, source)
+            answers, onward = await asyncio.open_connection("127.0.0.1", target)
+            ways.append(onward)
+            await first_of(
+                self._pump(reader, onward, source, node), self._pump(answers, writer, node, source)
             )
         except OSError:
             pass
+        except asyncio.CancelledError:
+            for way in ways:
+                way.transport.abort()  # what it holds back is lost
+            raise
         finally:
-            with contextlib.suppress(OSError):
-                writer.close()
-                there[1].close()
+            for way in ways:
+                way.close()
 
     async def _pump(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, source: str, target: str

@@ -253,6 +253,27 @@ def test_partition_that_has_left_for_another_lane_stands_until_it_is_committed_t
     with_worker(monkeypatch, story)
 
 
+def test_lane_that_blames_while_the_worker_ends_spoils_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It hears a turn later than the worker that it is over."""
+
+    async def story() -> None:
+        worker = Worker(monkeypatch)
+        running = asyncio.create_task(worker.delivery.run())
+        await asyncio.sleep(0)
+        worker.delivery.seated(0, lambda: Seat("member", 1))
+        silent, good = worker.takes(SILENT), worker.takes(GOOD)
+        lane = worker.lane_of(silent)
+        running.cancel()
+        await asyncio.sleep(0)
+        assert not running.done()
+        worker.delivery.isolate(lane, frozenset({SILENT}))
+        assert worker.lane_of(good) is not lane
+        await asyncio.wait([running])
+        assert running.cancelled()
+
+    virtual_clock.run(story())
+
+
 def test_partition_that_is_paused_stands_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(worker: Worker) -> None:
         good, other = worker.carries(GOOD), worker.carries(IDLE)

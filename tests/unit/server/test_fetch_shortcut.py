@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,15 @@ def warm(reader: Reader) -> Reader:
     assert not reader.memory.last_fetch, "once is enough to keep"
     assert not reader.short
     return reader
+
+
+@asynccontextmanager
+async def warmed(folder: Path, *values: bytes, **options: Any) -> AsyncIterator[tuple[Any, Reader]]:
+    """The services, with a batch of each of these values (or one), and a reader that has a short way."""
+    async with serving(folder) as services:
+        for value in values or (b"v",):
+            services.replica_manager.append_now("t", 0, batch(value), 1)
+        yield services, warm(Reader(services, **options))
 
 
 def _fill(services: Any, rng: random.Random) -> None:
@@ -246,9 +255,7 @@ def test_a_session_knows_the_offset_that_the_short_way_was_asked_for(tmp_path: P
 
 def test_a_session_that_is_asked_for_is_opened(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with serving(tmp_path) as services:
-            services.replica_manager.append_now("t", 0, batch(), 1)
-            reader = warm(Reader(services))
+        async with warmed(tmp_path) as (_, reader):
             reader.epoch = 0
             assert decoded(reader.ask(0)).session_id
             assert not reader.short
@@ -328,9 +335,7 @@ def test_what_is_not_in_the_page_cache_is_read_on_a_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        async with serving(tmp_path) as services:
-            services.replica_manager.append_now("t", 0, batch(), 1)
-            reader = warm(Reader(services))
+        async with warmed(tmp_path) as (_, reader):
 
             def cold(_file: LogFile, _position: int, _size: int) -> bytes:
                 raise WouldBlock("cold")
@@ -347,9 +352,7 @@ def test_what_is_not_in_the_page_cache_is_read_on_a_thread(
 
 def test_a_quota_that_comes_later_holds_for_who_has_a_short_way(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with serving(tmp_path) as services:
-            services.replica_manager.append_now("t", 0, batch(b"v" * 1_000), 1)
-            reader = warm(Reader(services))
+        async with warmed(tmp_path, b"v" * 1_000) as (services, reader):
             reader.ask(0)
             assert reader.short == 1
             services.quotas.fetch.set_limits(100.0, {})
@@ -384,10 +387,7 @@ def test_requests_are_counted_and_bounded_like_others(tmp_path: Path) -> None:
     """The bytes given, the requests, and what one answer may hold for the sake of slow readers."""
 
     async def scenario() -> None:
-        async with serving(tmp_path) as services:
-            for _ in range(3):
-                services.replica_manager.append_now("t", 0, batch(b"v" * 1_000), 1)
-            reader = warm(Reader(services))
+        async with warmed(tmp_path, *[b"v" * 1_000] * 3) as (services, reader):
             counts, given = services.metrics.request_counts[Api.FETCH], services.metrics.fetch_bytes
             size = len(decoded(reader.ask(0)).partitions[0].records)
             assert size > 3_000
@@ -487,9 +487,7 @@ def test_a_failure_in_the_short_way_is_told_and_the_request_goes_the_usual_one(
     """What fails in the short way alone only makes reading slow, which nobody would see; told once."""
 
     async def scenario() -> None:
-        async with serving(tmp_path) as services:
-            services.replica_manager.append_now("t", 0, batch(), 1)
-            reader = warm(Reader(services))
+        async with warmed(tmp_path) as (services, reader):
             shortcut: Any = reader.memory.shortcut
             shortcut._answers = None
             with capture_logs() as lines:
