@@ -39,7 +39,7 @@ from millrace.broker.protocol.batch import HEADER_SIZE, BatchHeader, parse_heade
 from millrace.broker.storage import segment_swap
 from millrace.broker.storage.checkpoints import HOLES_MARKER
 from millrace.broker.storage.disk_errors import is_no_room
-from millrace.broker.storage.leader_epochs import LeaderEpochCache
+from millrace.broker.storage.leader_epochs import NO_EPOCH, LeaderEpochCache
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.offset_holes import OffsetHoles
 from millrace.broker.storage.segment import (
@@ -366,6 +366,10 @@ def load_epochs(directory: Path, opened: OpenedSegments, notes: list[str]) -> Le
     try:
         epochs = LeaderEpochCache.load(directory)
         seen = opened.epochs
+        if not epochs.entries:  # missing, empty, or of a log without batches
+            seen = _epochs_of(opened.segments)
+            if seen:
+                notes.append(f"{directory}: no leader epochs were on record; rebuilt from the log")
     except ValueError as error:
         notes.append(f"{error}; rebuilt from the log")
         epochs = LeaderEpochCache(directory)
@@ -386,6 +390,6 @@ def _epochs_of(segments: list[Segment]) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     for segment in segments:
         for _, header in segment.batches():
-            if not found or header.leader_epoch > found[-1][0]:
+            if header.leader_epoch > (found[-1][0] if found else NO_EPOCH):
                 found.append((header.leader_epoch, header.base_offset))
     return found
