@@ -185,15 +185,17 @@ class _Check:
             segment = _SegmentCheck(self._path(base), base, following is None, self._may_have_holes, epochs)
             yield from segment.run(self._totals, self._progress)
             end_offset = max(base, segment.end_offset)
-        if epochs is not None and self._totals.batches and epochs.has_none() and self._has_batches():
+        is_deleted = end_offset <= self._facts.start_offsets.get(self._key, 0)
+        if epochs is not None and self._totals.batches and not is_deleted and self._lacks_epochs(epochs):
             yield f"{epochs.path}: has no entries, and there are batches; a start makes them from those"
         yield from self._check_names(bases)
         yield from self._check_snapshots(end_offset)
         yield from self._check_folder(bases[0] if bases else 0, end_offset)
 
-    def _has_batches(self) -> bool:
+    def _lacks_epochs(self, epochs: _Epochs) -> bool:
         """Still: a follower's log may have been cut to nothing, with its epochs."""
-        return any(path.stat().st_size for path in self._directory.glob("*" + LOG_SUFFIX))
+        paths = self._directory.glob("*" + LOG_SUFFIX)
+        return epochs.has_none() and any(path.stat().st_size for path in paths)
 
     def _path(self, base: int) -> Path:
         return self._directory / f"{base:020d}{LOG_SUFFIX}"

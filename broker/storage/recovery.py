@@ -361,12 +361,15 @@ def _damaged(path: Path, reason: str) -> KafkaStorageError:
     )
 
 
-def load_epochs(directory: Path, opened: OpenedSegments, notes: list[str]) -> LeaderEpochCache:
-    """The leader epochs of a partition: its checkpoint, brought in line with the batches."""
+def load_epochs(
+    directory: Path, opened: OpenedSegments, start_offset: int, notes: list[str]
+) -> LeaderEpochCache:
+    """The leader epochs of a partition: its checkpoint, brought in line with the batches. What lies below
+    `start_offset` alone is deleted, and has none on record."""
     try:
         epochs = LeaderEpochCache.load(directory)
         seen = opened.epochs
-        if not epochs.entries:  # missing, empty, or of a log without batches
+        if not epochs.entries and opened.end_offset > start_offset:  # missing or empty
             seen = _epochs_of(opened.segments)
             if seen:
                 notes.append(f"{directory}: no leader epochs were on record; rebuilt from the log")

@@ -20,6 +20,7 @@ from millrace.broker.storage.checkpoints import (
     RECOVERY_POINT_CHECKPOINT,
 )
 from millrace.broker.storage.log import Log
+from millrace.broker.storage.log_check import FolderFacts, Totals, check_partition
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.log_manager import LogManager
 
@@ -112,6 +113,22 @@ def test_leader_epochs_come_from_the_batches_also_after_a_clean_end(
     ]
     assert log_of(again).leader_epochs.entries == checkpoints.read_epochs(path) == [(1, 0), (4, 2)]
     again.close()
+
+
+def test_log_of_which_everything_is_deleted_has_no_leader_epochs_and_no_damage(tmp_path: Path) -> None:
+    """Its batches are in its file still."""
+    manager = started(tmp_path)
+    log = manager.create(KEY)
+    append(log, leader_epoch=3)
+    log.advance_start_offset(1)
+    manager.close()
+    for _ in range(2):
+        again = started(tmp_path)
+        assert again.notes == []
+        assert log_of(again).leader_epochs.entries == []
+        again.close()
+    facts, problems = FolderFacts.read(tmp_path)
+    assert problems + check_partition(log.directory, facts, Totals()) == []
 
 
 def test_empty_leader_epochs_of_a_log_without_batches_are_no_news(tmp_path: Path) -> None:
