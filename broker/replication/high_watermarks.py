@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from millrace.broker.protocol.topic_partition import TopicPartition
-from millrace.broker.storage.checkpoints import read_offsets, write_offsets
+from millrace.broker.storage.checkpoints import known_at_start, read_offsets, write_offsets
 
 HIGH_WATERMARK_CHECKPOINT = "replication-offset-checkpoint"
 
@@ -25,10 +25,11 @@ class HighWatermarkCheckpoints:
         self._written: dict[Path, dict[TopicPartition, int]] = {}
         self.notes: list[str] = []
         for folder in folders:
+            path = folder / HIGH_WATERMARK_CHECKPOINT
             try:
-                self._written[folder] = read_offsets(folder / HIGH_WATERMARK_CHECKPOINT)
-            except (OSError, ValueError) as error:
-                # The followers, or the leader, tell them anew.
+                # Where there are none the followers, or the leader, tell them anew.
+                self._written[folder] = known_at_start(read_offsets, path, self.notes)
+            except OSError as error:
                 self.notes.append(f"{folder}: high watermarks are not known: {error}")
                 self._written[folder] = {}
 

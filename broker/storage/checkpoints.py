@@ -9,6 +9,11 @@
 A file is written beside itself, optionally synced, and renamed over: a reader sees the old one or the new
 one. A file that does not read as its format is reported by ValueError, never half used.
 
+An empty file has no entries: Apache Kafka makes its files so, long before it writes to them, and reads them
+so. But entries may have been lost, too, and nobody can tell. So whoever reads one at a start says so
+(`known_at_start`), and no entry stands for what is true without looking: everything is checked, shown, told
+anew by others, or read from the log.
+
 Called by the log manager, the leader-epoch cache, the log and what it knows of its holes.
 """
 
@@ -16,9 +21,10 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
 from pathlib import Path
+from typing import TypeVar
 from uuid import UUID
 
 from millrace.broker.protocol.topic_partition import TopicPartition
@@ -38,6 +44,8 @@ CHECKPOINTS_DIGEST = "checkpoints-digest"
 
 _VERSION = "0"
 _CHUNK_SIZE = 1 << 16
+
+_Told = TypeVar("_Told")
 
 
 def sync_directory(directory: Path) -> None:
@@ -69,6 +77,21 @@ def replace_file(path: Path, content: bytes, *, sync: bool) -> None:
         sync_directory(path.parent)
 
 
+def known_at_start(
+    read: Callable[[Path], dict[TopicPartition, _Told]], path: Path, notes: list[str]
+) -> dict[TopicPartition, _Told]:
+    """What one of these files tells a broker that starts; nothing where it is empty or damaged, which goes to
+    `notes` in one line. Raises OSError."""
+    try:
+        told = read(path)
+    except ValueError as error:
+        notes.append(f"{error}; taken as if it were not there")
+        return {}
+    if not told and path.exists() and not path.stat().st_size:
+        notes.append(f"{path} is empty; taken as if it were not there")
+    return told
+
+
 def write_offsets(path: Path, offsets: Mapping[TopicPartition, int]) -> None:
     """Writes an offset checkpoint, synced."""
     rows = [f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(offsets.items())]
@@ -76,7 +99,7 @@ def write_offsets(path: Path, offsets: Mapping[TopicPartition, int]) -> None:
 
 
 def read_offsets(path: Path) -> dict[TopicPartition, int]:
-    """Reads an offset checkpoint; a missing file is an empty one. Raises ValueError."""
+    """Reads an offset checkpoint; a missing file has no entries. Raises ValueError."""
     offsets: dict[TopicPartition, int] = {}
     for row in _rows(path):
         topic, partition, offset = row.split(" ")
@@ -90,7 +113,7 @@ def write_epochs(path: Path, entries: Iterable[tuple[int, int]], *, sync: bool) 
 
 
 def read_epochs(path: Path) -> list[tuple[int, int]]:
-    """Reads (epoch, start offset) pairs; a missing file is an empty one. Raises ValueError."""
+    """Reads (epoch, start offset) pairs; a missing file has none. Raises ValueError."""
     entries = []
     for row in _rows(path):
         epoch, offset = row.split(" ")
@@ -202,9 +225,12 @@ def _text(rows: list[str]) -> bytes:
 
 def _rows(path: Path) -> list[str]:
     try:
-        lines = _read_text(path).split("\n")
+        text = _read_text(path)
     except FileNotFoundError:
         return []
+    if not text:
+        return []
+    lines = text.split("\n")
     try:
         version, count, rows = lines[0], int(lines[1]), [line for line in lines[2:] if line]
     except (IndexError, ValueError):

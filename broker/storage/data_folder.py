@@ -48,6 +48,7 @@ from millrace.broker.storage.checkpoints import (
     NEW_PARTITIONS,
     RECOVERY_POINT_CHECKPOINT,
     digest,
+    known_at_start,
     read_digest,
     read_new_partitions,
     read_offsets,
@@ -80,6 +81,9 @@ class DataFolder:
         self.is_as_left = False
         """Whether no other program has used it since this one did: one that compacts logs, or follows their
         leaders, writes other checkpoints."""
+        self.may_be_compacted = False
+        """Whether any log may have been: what was known of that is gone, and with it up to where a log was
+        flushed, so a hole in it would be taken for its end."""
         self.had_failed_sync = False
         """Whether what a sync failed to make durable need not be on the disk yet."""
         self.recovery_points: Offsets = {}
@@ -112,16 +116,15 @@ class DataFolder:
                 raise DataFolderLocked(
                     f"data folder {path} is in use by another broker: stop that one, or name another folder"
                 ) from None
-            self.recovery_points = _read(path / RECOVERY_POINT_CHECKPOINT, notes)
-            self.start_offsets = _read(path / LOG_START_OFFSET_CHECKPOINT, notes)
-            self.cleaned_offsets = _read(path / CLEANER_CHECKPOINT, notes)
+            self.recovery_points = known_at_start(read_offsets, path / RECOVERY_POINT_CHECKPOINT, notes)
+            self.start_offsets = known_at_start(read_offsets, path / LOG_START_OFFSET_CHECKPOINT, notes)
+            note_count = len(notes)
+            self.cleaned_offsets = known_at_start(read_offsets, path / CLEANER_CHECKPOINT, notes)
+            self.may_be_compacted = len(notes) > note_count and not self.recovery_points
             self._signed = read_digest(path)
             self.is_as_left = self._signed == self._digest()
             if not self.was_clean:  # all had become durable then
-                try:
-                    self.new_partitions = read_new_partitions(path / NEW_PARTITIONS)
-                except ValueError as error:
-                    notes.append(f"{error}; taken as empty")
+                self.new_partitions = known_at_start(read_new_partitions, path / NEW_PARTITIONS, notes)
         except OSError as error:
             self.release()
             raise DataFolderNotWritable(
@@ -283,12 +286,3 @@ class DataFolder:
 
 def _lowered(offsets: Offsets, tp: TopicPartition, offset: int) -> Offsets:
     return {**offsets, tp: offset} if offsets.get(tp, offset) > offset else offsets
-
-
-def _read(path: Path, notes: list[str]) -> Offsets:
-    try:
-        return read_offsets(path)
-    except ValueError as error:
-        # Without a recovery point everything is checked; without a start, all that is there is shown.
-        notes.append(f"{error}; taken as empty")
-        return {}

@@ -186,7 +186,7 @@ class Log:
             )
             end_offset = opened.end_offset
             start_offset = min(max(start_offset, opened.segments[0].base_offset), end_offset)
-            epochs = load_epochs(directory, opened, opened.notes)
+            epochs = load_epochs(directory, opened, start_offset, opened.notes)
             producers = load_producers(
                 directory,
                 opened.segments,

@@ -71,8 +71,6 @@ class FolderFacts:
             try:
                 return checkpoints.read_offsets(folder / name)
             except ValueError as error:
-                if not (folder / name).stat().st_size:
-                    return {}  # as an Apache Kafka makes it at its first start, long before it writes to it
                 problems.append(str(error))
                 return {}
 
@@ -187,9 +185,17 @@ class _Check:
             segment = _SegmentCheck(self._path(base), base, following is None, self._may_have_holes, epochs)
             yield from segment.run(self._totals, self._progress)
             end_offset = max(base, segment.end_offset)
+        is_deleted = end_offset <= self._facts.start_offsets.get(self._key, 0)
+        if epochs is not None and self._totals.batches and not is_deleted and self._lacks_epochs(epochs):
+            yield f"{epochs.path}: has no entries, and there are batches; a start makes them from those"
         yield from self._check_names(bases)
         yield from self._check_snapshots(end_offset)
         yield from self._check_folder(bases[0] if bases else 0, end_offset)
+
+    def _lacks_epochs(self, epochs: _Epochs) -> bool:
+        """Still: a follower's log may have been cut to nothing, with its epochs."""
+        paths = self._directory.glob("*" + LOG_SUFFIX)
+        return epochs.has_none() and any(path.stat().st_size for path in paths)
 
     def _path(self, base: int) -> Path:
         return self._directory / f"{base:020d}{LOG_SUFFIX}"
@@ -233,6 +239,7 @@ class _Epochs:
     """The leader-epoch checkpoint of a partition. Raises ValueError when it is damaged."""
 
     def __init__(self, directory: Path) -> None:
+        self.path = directory / checkpoints.LEADER_EPOCH_CHECKPOINT
         self._directory = directory
         self._known = LeaderEpochCache.load(directory)
         self._has_waited = False
@@ -248,6 +255,13 @@ class _Epochs:
             time.sleep(_SECOND_LOOK_S)
             self._known = LeaderEpochCache.load(self._directory)
         return None if self._is_right(epoch, offset) else self._known.epoch_at(offset)
+
+    def has_none(self) -> bool:
+        """Whether nothing is on record, also now that there are batches."""
+        if not self._known.entries:
+            time.sleep(_SECOND_LOOK_S)  # a log's first batch is written before its epoch
+            self._known = LeaderEpochCache.load(self._directory)
+        return not self._known.entries
 
     def _is_right(self, epoch: int, offset: int) -> bool:
         return self._known.epoch_at(offset) in (NO_EPOCH, epoch)

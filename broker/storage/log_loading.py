@@ -120,7 +120,7 @@ def _open(
         return Log.open(
             directory,
             config or defaults,
-            may_have_holes=config is None,
+            may_have_holes=config is None or folder.may_be_compacted,
             recovery_point=None if folder.was_clean else folder.recovery_points.get(tp, 0),
             start_offset=folder.start_offsets.get(tp, 0),
             announced_id=folder.announced(tp),

@@ -39,7 +39,7 @@ from millrace.broker.protocol.batch import HEADER_SIZE, BatchHeader, parse_heade
 from millrace.broker.storage import segment_swap
 from millrace.broker.storage.checkpoints import HOLES_MARKER
 from millrace.broker.storage.disk_errors import is_no_room
-from millrace.broker.storage.leader_epochs import LeaderEpochCache
+from millrace.broker.storage.leader_epochs import NO_EPOCH, LeaderEpochCache
 from millrace.broker.storage.log_config import LogConfig
 from millrace.broker.storage.offset_holes import OffsetHoles
 from millrace.broker.storage.segment import (
@@ -361,11 +361,18 @@ def _damaged(path: Path, reason: str) -> KafkaStorageError:
     )
 
 
-def load_epochs(directory: Path, opened: OpenedSegments, notes: list[str]) -> LeaderEpochCache:
-    """The leader epochs of a partition: its checkpoint, brought in line with the batches."""
+def load_epochs(
+    directory: Path, opened: OpenedSegments, start_offset: int, notes: list[str]
+) -> LeaderEpochCache:
+    """The leader epochs of a partition: its checkpoint, brought in line with the batches. What lies below
+    `start_offset` alone is deleted, and has none on record."""
     try:
         epochs = LeaderEpochCache.load(directory)
         seen = opened.epochs
+        if not epochs.entries and opened.end_offset > start_offset:  # missing or empty
+            seen = _epochs_of(opened.segments)
+            if seen:
+                notes.append(f"{directory}: no leader epochs were on record; rebuilt from the log")
     except ValueError as error:
         notes.append(f"{error}; rebuilt from the log")
         epochs = LeaderEpochCache(directory)
@@ -386,6 +393,6 @@ def _epochs_of(segments: list[Segment]) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     for segment in segments:
         for _, header in segment.batches():
-            if not found or header.leader_epoch > found[-1][0]:
+            if header.leader_epoch > (found[-1][0] if found else NO_EPOCH):
                 found.append((header.leader_epoch, header.base_offset))
     return found

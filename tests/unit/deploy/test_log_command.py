@@ -211,6 +211,7 @@ DAMAGES: dict[str, tuple[Callable[[Path, Path], object], str]] = {
     ),
     "snapshot": (lambda d, s: _patch(max(d.glob("*.snapshot")), 20, b"\5"), "wrong CRC"),
     "epochs": (lambda d, s: (d / "leader-epoch-checkpoint").write_text("x"), "not a checkpoint file"),
+    "no epochs": (lambda d, s: (d / "leader-epoch-checkpoint").write_text(""), "and there are batches"),
     "recovery point": (
         lambda d, s: (d.parent / "recovery-point-offset-checkpoint").write_text("0\n1\nflights 0 9999\n"),
         "recovery point 9999 lies beyond",
@@ -248,10 +249,14 @@ def test_what_an_apache_kafka_at_work_leaves_unwritten_is_no_damage(
         index = segment.with_suffix(suffix)
         index.write_bytes(index.read_bytes() + bytes(size * 1000))
     (data / "cleaner-offset-checkpoint").write_bytes(b"")
+    (data / "flights-1").mkdir()
+    for name in f"{SEGMENT}.log", "leader-epoch-checkpoint":
+        (data / "flights-1" / name).write_bytes(b"")
     status, lines = _verify(capsys, data)
     assert (status, len(lines)) == (0, 1), lines
     assert cli.run(["log", "dump", str(index)]) == 0
     assert len(capsys.readouterr().out.splitlines()) < 100
+    assert cli.run(["log", "dump", str(data / "cleaner-offset-checkpoint")]) == 0
 
 
 def test_folder_without_partitions_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -325,6 +330,17 @@ def test_election_while_a_partition_is_read_is_no_problem(
     assert log_check.check_partition(tmp_path / "t-0", facts, totals) == []
     assert totals.batches == 4
     log.close()
+
+
+def test_first_batch_whose_epoch_is_about_to_be_written_is_no_problem(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = data / "flights-0" / "leader-epoch-checkpoint"
+    written = path.read_bytes()
+    path.write_bytes(b"")
+    monkeypatch.setattr(log_check.time, "sleep", lambda _: path.write_bytes(written))
+    facts, _ = log_check.FolderFacts.read(data)
+    assert log_check.check_partition(path.parent, facts, log_check.Totals()) == []
 
 
 def test_partition_of_apache_kafka_s_kind_is_understood(tmp_path: Path) -> None:
