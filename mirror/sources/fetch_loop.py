@@ -41,6 +41,31 @@ def way_number(topic: str, partition: int, connections: int) -> int:
     return (zlib.crc32(topic.encode()) + partition) % connections
 
 
+class Tries:
+    """Fetches for partitions that have nothing under way, so that nobody knows whether they get on, where all
+    is full, the floor too: one answer at a time, with pauses that grow while what was tried before is kept
+    still."""
+
+    def __init__(self) -> None:
+        self.is_full = False
+        self._may_at_ms = self._pause_ms = 0
+        self._size_before = 0  # what was kept before the last one
+
+    def look(self, held_size: int, *, is_full: bool) -> None:
+        self.is_full = is_full
+        if not is_full or held_size <= self._size_before:
+            self._may_at_ms = self._pause_ms = 0  # what was tried last got through
+
+    def may(self, pipeline: PartitionPipeline, at_ms: int) -> bool:
+        return not self.is_full or (at_ms >= self._may_at_ms and pipeline.may_get_on(at_ms))
+
+    def tried(self, held_size: int, at_ms: int) -> None:
+        if self.is_full:
+            self._size_before = held_size
+            self._pause_ms = min(MAX_TRY_PAUSE_MS, max(FIRST_TRY_PAUSE_MS, 2 * self._pause_ms))
+            self._may_at_ms = at_ms + self._pause_ms
+
+
 class FetchLoop:
     """The partitions that are fetched over one way, and what their answers keep."""
 
@@ -55,9 +80,7 @@ class FetchLoop:
         """Bytes of any partition in the next answer."""
         self._budget = budget
         self._is_in_floor = False  # the room is what is kept for those that get on while others stand
-        self._is_full = False  # nor is there anything left of that
-        self._may_try_at_ms = self._try_pause_ms = 0
-        self._size_at_try = 0  # what was kept before the last answer for those that try
+        self._tries = Tries()
         self._turn = 0
         self._was_for_one = False  # the last fetch: for a partition that needs more of an answer than others
 
@@ -76,7 +99,7 @@ class FetchLoop:
                 moving_size += size
         room = budget.room(self.held.size, moving_size, some_stand=False)
         self._is_in_floor = room < MIN_FETCH_SIZE and (bool(standing) or not moving_size)
-        self._is_full = False
+        self._tries.is_full = False
         if not self._is_in_floor:
             return room
         if standing_size < self.held.size // 2:
@@ -85,18 +108,8 @@ class FetchLoop:
                 size = pipeline.progress.outstanding_size
                 if standing_size <= MIN_FETCH_SIZE or size <= budget.left(self.held.size):
                     pipeline.leave_answers()
-        self._is_full = budget.left(self.held.size) < MIN_FETCH_SIZE
-        if not self._is_full or self.held.size <= self._size_at_try:
-            self._may_try_at_ms = self._try_pause_ms = 0  # what was tried last got through
+        self._tries.look(self.held.size, is_full=budget.left(self.held.size) < MIN_FETCH_SIZE)
         return budget.room(self.held.size, moving_size, some_stand=True)
-
-    def _may_try(self, pipeline: PartitionPipeline, at_ms: int) -> bool:
-        return not self._is_full or (at_ms >= self._may_try_at_ms and pipeline.may_get_on(at_ms))
-
-    def _tried(self, at_ms: int) -> None:
-        self._size_at_try = self.held.size
-        self._try_pause_ms = min(MAX_TRY_PAUSE_MS, max(FIRST_TRY_PAUSE_MS, 2 * self._try_pause_ms))
-        self._may_try_at_ms = at_ms + self._try_pause_ms
 
     def positions(self, room: int, at_ms: int) -> tuple[dict[TopicPartition, FetchPosition], int]:
         """What to ask for now; and for how many milliseconds at most the source may hold the answer back, as
@@ -117,7 +130,7 @@ class FetchLoop:
             progress = pipeline.progress
             tries = self._is_in_floor and not pipeline.gets_on(at_ms)
             if pipeline.wants_fetch(at_ms, cap) and not (
-                tries and (progress.outstanding_size or not self._may_try(pipeline, at_ms))
+                tries and (progress.outstanding_size or not self._tries.may(pipeline, at_ms))
             ):
                 if tries:
                     self.most_of_each = MIN_FETCH_SIZE
@@ -132,8 +145,8 @@ class FetchLoop:
                 limit_ms = min(limit_ms, _wants_in_ms(pipeline, at_ms))
         # Alone, as others would take its part of the answer; every second time, or they would get nothing.
         self._was_for_one = bool(in_need) and not (positions and self._was_for_one)
-        if self._is_full and self.most_of_each == MIN_FETCH_SIZE:
-            self._tried(at_ms)
+        if self.most_of_each == MIN_FETCH_SIZE:
+            self._tries.tried(self.held.size, at_ms)
         return (in_need if self._was_for_one else positions), CROWDED_WAIT_MS if in_need else limit_ms
 
     async def until_changed(self, limit_ms: int) -> None:

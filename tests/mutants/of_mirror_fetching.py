@@ -140,7 +140,7 @@ OF_MIRROR_FETCHING = (
         name="tries-without-a-pause",
         promise="Where all is full, partitions do not each keep an answer, one after the other.",
         file=LOOP,
-        rule="at_ms >= self._may_try_at_ms and ",
+        rule="at_ms >= self._may_at_ms and ",
         instead="",
         red=(
             f"{MEMORY}::test_those_that_try_where_all_is_full_do_so_with_growing_pauses",
