@@ -409,7 +409,7 @@ class Worker:
 
         if not waiting():
             return  # given up meanwhile
-        begun, is_first = await self._beginnings.first_look(reader.name, reader.widths(), waiting)
+        begun, is_first = await self._beginnings.first_look(reader.name, reader.seen_topics(), waiting)
         for pipeline in pipelines:
             start = begun.start(pipeline.partition, reader.config.start, is_first=is_first)
             self._spawn(reader.begin(pipeline, None, is_lost=False, start=start))

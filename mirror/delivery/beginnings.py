@@ -8,8 +8,11 @@ gap, not a new beginning, which would skip or repeat in silence. The format is f
     topic  millrace.starts.<mirror>, one partition, cleanup.policy=compact
     key    {"source":"ewr","topic":"flights","partition":0}   value {"version":1}
            the partition's first position is on record
-    key    {"source":"ewr","topic":"flights"}                 value {"version":1,"partitions":3}
-           so many partitions were there when the source was first looked at
+    key    {"source":"ewr","topic":"flights"}
+    value  {"version":1,"partitions":3,"topic_id":"uuid"}
+           so many partitions were there when the source was first looked at, and of which topic: where it is
+           another one by the time that a partition begins, what the first one held is a gap. No id: of a
+           source without ids, or written by an older program
     key    {"source":"ewr"}                                   value {"version":1,"at_ms":…}
            when that was; written behind all its topics, so where it is they are whole
 
@@ -26,12 +29,14 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from uuid import UUID
 
 import structlog
 
 from millrace.broker.client.cluster import Cluster
 from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.protocol.foreign_json import read_json
+from millrace.broker.protocol.mirror_positions import NO_TOPIC_ID
 from millrace.mirror.delivery.checkpoints import Positions, decode_key, encode_key
 from millrace.mirror.delivery.system_records import (
     CLUSTER_FAILURES,
@@ -48,8 +53,14 @@ log = structlog.get_logger("millrace.mirror.delivery.beginnings")
 
 READ_PAUSE_S = 0.2
 _MARK = b'{"version":1}'
-Width = Mapping[str, int]
-"""Topics of a source, with their numbers of partitions."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenTopic:
+    """A topic of a source as it was looked at."""
+
+    partitions: int
+    topic_id: UUID = NO_TOPIC_ID
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +68,21 @@ class FirstLook:
     """What a source had when this mirror first looked at it, and when that was."""
 
     at_ms: int
-    topics: Width
+    topics: Mapping[str, SeenTopic]
 
-    def holds(self, partition: SourcePartition) -> bool:
-        return partition.partition < self.topics.get(partition.topic, 0)
+    def seen(self, partition: SourcePartition) -> SeenTopic | None:
+        """The topic, if it had this partition then."""
+        topic = self.topics.get(partition.topic)
+        return topic if topic is not None and partition.partition < topic.partitions else None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a partition begins that was never begun: `at` as a source's `start`. `topic_id`: of the topic
+    that is owed, which another one of its name is not; NO_TOPIC_ID: whichever it is."""
+
+    at: str | int
+    topic_id: UUID = NO_TOPIC_ID
 
 
 @dataclass
@@ -69,7 +91,7 @@ class Begun:
 
     partitions: set[SourcePartition] = field(default_factory=set)
     first_looks: dict[str, FirstLook] = field(default_factory=dict)
-    _widths: dict[str, dict[str, int]] = field(default_factory=dict)
+    _topics: dict[str, dict[str, SeenTopic]] = field(default_factory=dict)
 
     def apply(self, key: bytes | None, value: bytes | None) -> None:
         """Takes one record, in offset order."""
@@ -83,35 +105,40 @@ class Begun:
             named, told = read_json(key or b""), read_json(value or b"")
             source = str(named["source"])
             if "topic" in named:
-                self._widths.setdefault(source, {})[str(named["topic"])] = int(told["partitions"])
+                seen = SeenTopic(int(told["partitions"]), UUID(told.get("topic_id", str(NO_TOPIC_ID))))
+                self._topics.setdefault(source, {})[str(named["topic"])] = seen
             else:
                 at_ms = int(told["at_ms"])
                 if 0 <= at_ms < 1 << 63:
-                    self.first_looks[source] = FirstLook(at_ms, self._widths.setdefault(source, {}))
-        except (ValueError, TypeError, KeyError, OverflowError):
+                    self.first_looks[source] = FirstLook(at_ms, self._topics.setdefault(source, {}))
+        except (ValueError, TypeError, KeyError, OverflowError, AttributeError):
             return
 
     def lost(self, positions: Positions) -> set[SourcePartition]:
         """Those that were begun and whose positions are gone."""
         return self.partitions - positions.known.keys() - positions.unreadable
 
-    def start(self, partition: SourcePartition, configured: str | int, *, is_first: bool) -> str | int:
+    def start(self, partition: SourcePartition, configured: str | int, *, is_first: bool) -> Start:
         """Where a partition that was never begun begins. `start` is for the first run (`is_first`: of its
         source it begins now); what has appeared since begins with its first record. For what was there and
-        comes late, `latest` means the time of the first run."""
-        if is_first:
-            return configured
+        comes late, `latest` means the time of the first run. What was there is owed, by the topic's id."""
         look = self.first_looks.get(partition.source)
-        if look is None or not look.holds(partition):
-            return "earliest"
-        return look.at_ms if configured == "latest" else configured
+        seen = None if look is None else look.seen(partition)
+        topic_id = NO_TOPIC_ID if seen is None else seen.topic_id
+        if is_first:
+            return Start(configured, topic_id)
+        if look is None or seen is None:
+            return Start("earliest")
+        return Start(look.at_ms if configured == "latest" else configured, topic_id)
 
 
 def encode_first_look(source: str, look: FirstLook) -> list[tuple[bytes, bytes]]:
-    rows = [
-        (_encode({"source": source, "topic": topic}), _encode({"version": 1, "partitions": count}))
-        for topic, count in sorted(look.topics.items())
-    ]
+    rows = []
+    for topic, seen in sorted(look.topics.items()):
+        told: dict[str, object] = {"version": 1, "partitions": seen.partitions}
+        if seen.topic_id != NO_TOPIC_ID:
+            told["topic_id"] = str(seen.topic_id)
+        rows.append((_encode({"source": source, "topic": topic}), _encode(told)))
     return [*rows, (_encode({"source": source}), _encode({"version": 1, "at_ms": look.at_ms}))]
 
 
@@ -175,7 +202,9 @@ class Beginnings:
             await self._write(encode_marks(unmarked))
         return sources - seen - begun.first_looks.keys()
 
-    async def first_look(self, source: str, topics: Width, waiting: Waiting = tuple) -> tuple[Begun, bool]:
+    async def first_look(
+        self, source: str, topics: Mapping[str, SeenTopic], waiting: Waiting = tuple
+    ) -> tuple[Begun, bool]:
         """What was begun by now, the first look at this source with it, and whether that is this one. Another
         worker may have seen the source first. `waiting` says which partitions wait for it to be on record."""
         async with self._looking:

@@ -41,6 +41,7 @@ from millrace.broker.errors import (
 from millrace.broker.protocol.mirror_positions import NO_TOPIC_ID, Position
 from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.mirror.config import FetchConfig, SourceConfig
+from millrace.mirror.delivery.beginnings import SeenTopic, Start
 from millrace.mirror.delivery.system_records import CLUSTER_FAILURES, NewFailures
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.gaps.open_gaps import Origin
@@ -133,9 +134,12 @@ class SourceReader:
             if not topic.internal and self.selector.selects(name)
         ]
 
-    def widths(self) -> dict[str, int]:
-        """These topics, with their numbers of partitions."""
-        return {each.name: max(each.partitions, default=-1) + 1 for each in self.selected_topics()}
+    def seen_topics(self) -> dict[str, SeenTopic]:
+        """These topics, as they are put on record."""
+        return {
+            each.name: SeenTopic(max(each.partitions, default=-1) + 1, each.topic_id)
+            for each in self.selected_topics()
+        }
 
     def add(self, pipeline: PartitionPipeline) -> None:
         self._pipelines[pipeline.partition.topic, pipeline.partition.partition] = pipeline
@@ -200,7 +204,7 @@ class SourceReader:
         await self.has_looked.wait()
 
     async def begin(
-        self, pipeline: PartitionPipeline, known: Position | None, *, is_lost: bool, start: str | int
+        self, pipeline: PartitionPipeline, known: Position | None, *, is_lost: bool, start: Start
     ) -> None:
         """Finds where a newly assigned partition goes on, then lets it run (see `SourceLogs.begin`)."""
         await self._logs.begin(pipeline, known, is_lost=is_lost, start=start)

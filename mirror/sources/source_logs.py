@@ -22,6 +22,7 @@ from millrace.broker.client.retry import BackOff
 from millrace.broker.errors import InconsistentTopicId, UnknownTopicOrPartition, UnsupportedVersion
 from millrace.broker.protocol.mirror_positions import NO_TOPIC_ID, Position
 from millrace.broker.protocol.topic_partition import TopicPartition
+from millrace.mirror.delivery.beginnings import Start
 from millrace.mirror.delivery.system_records import CLUSTER_FAILURES, NewFailures
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.gaps.open_gaps import Origin
@@ -67,7 +68,7 @@ class SourceLogs:
     # --- where to begin --------------------------------------------------------------------------
 
     async def begin(
-        self, pipeline: PartitionPipeline, known: Position | None, *, is_lost: bool, start: str | int
+        self, pipeline: PartitionPipeline, known: Position | None, *, is_lost: bool, start: Start
     ) -> None:
         """Finds where a newly assigned partition goes on. Tries until it is known or the assignment ends.
         `start` counts only for a partition that was never mirrored before."""
@@ -85,7 +86,7 @@ class SourceLogs:
         self._failures.over(key)  # also where it is nothing to us any more
 
     async def _begin(
-        self, pipeline: PartitionPipeline, known: Position | None, is_lost: bool, start: str | int
+        self, pipeline: PartitionPipeline, known: Position | None, is_lost: bool, start: Start
     ) -> None:
         partition = pipeline.partition
         origin, earliest, latest = await self._log_of(partition)
@@ -105,31 +106,38 @@ class SourceLogs:
                 following = max(known.next_offset, known.log_end)
                 pipeline.at_gap(GapClass.RECREATED, following, reason, resume_at=ANEW, origin=origin)
         else:
-            offset = earliest if start == "earliest" else latest
-            if isinstance(start, int):
-                key = (partition.topic, partition.partition)
-                found = (await self._cluster.list_offsets({key: start}))[key].offset
-                offset = found if found >= 0 else latest
+            first = await self._first(partition, start, origin, earliest, latest)
             if pipeline.state is not State.STARTING:
                 # Lost meanwhile: what was just found may lie beyond what the new owner has delivered, and
                 # as the newest record it would be believed.
                 return
             # Durable before the first record is carried: otherwise a crash could make `latest` mean a
             # later offset the next time, and what lies between would be lost.
-            first = replace(
-                _start(offset, origin),
-                at_ms=self._now_ms(),
-                log_end=latest,
-                began=offset,
-                targets=(pipeline.target,),
-            )
+            first = replace(first, at_ms=self._now_ms(), began=first.next_offset, targets=(pipeline.target,))
             await self._record_start(partition, first)
             pipeline.ready(first)
+            if is_other_log(Origin.of(first), origin):
+                reason = "the topic was made anew after this source was first looked at"
+                pipeline.at_gap(GapClass.RECREATED, ANEW, reason, resume_at=ANEW, origin=origin)
         if known is not None:
             pipeline.lag.resume(known.next_offset, known.waiting_since_ms, known.log_end)
         if not is_other_log(pipeline.origin, origin) and not _may_be_another(pipeline, origin, latest):
             # The log may be gone before the first fetch: what it held is told by a gap's event all the same.
             pipeline.lag.sample(latest, self._now_ms())
+
+    async def _first(
+        self, partition: SourcePartition, start: Start, origin: Origin, earliest: int, latest: int
+    ) -> Position:
+        """Where `start` leads: in this log, or at the beginning of the one that is owed and gone."""
+        owed = Origin(origin.cluster_id, start.topic_id)
+        if is_other_log(owed, origin):
+            return _start(0, owed)
+        offset = earliest if start.at == "earliest" else latest
+        if isinstance(start.at, int):
+            key = (partition.topic, partition.partition)
+            found = (await self._cluster.list_offsets({key: start.at}))[key].offset
+            offset = found if found >= 0 else latest
+        return replace(_start(offset, origin), log_end=latest)
 
     # --- why it cannot go on ---------------------------------------------------------------------
 

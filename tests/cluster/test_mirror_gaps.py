@@ -32,6 +32,7 @@ from tests.cluster.gap_stories import (
 )
 from tests.cluster.mirror_process import send, until
 from tests.pairs import Pair, in_pairs
+from tests.points.fault import FaultAt
 from tests.servers import BrokerProcess
 
 BrokerFactory = Callable[..., BrokerProcess]
@@ -167,6 +168,37 @@ def test_topic_made_again_with_records_that_were_never_carried(pair: Pair) -> No
             gap.skip()
             await gap.has(STOP, *old, *new)
             await gap.has_skipped("recreated", 3, 8, STOP)
+
+    asyncio.run(story())
+
+
+@in_pairs("kafka-millrace", "millrace-kafka")
+def test_topic_made_again_before_the_mirror_had_begun_with_it(pair: Pair, fault_at: FaultAt) -> None:
+    """It had seen the topic when it died, and no more. Nothing of the old one was carried, which is told."""
+
+    async def story() -> None:
+        async with GapStory(pair, config={"group": {"instance_id": "one"}}) as gap:
+            await gap.create_source()
+            await gap.send(b"old 0", b"old 1")
+            for policy in (STOP, SKIP):
+                fault = fault_at(gap.mirrors[policy], "first look on record, nothing begun")
+                gap.mirrors[policy].start()
+                await asyncio.to_thread(fault.wait_until_died)
+            await delete_topic(gap.source, gap.topic)
+            await wait_until_gone(gap.source, gap.topic)
+            await gap.create_source()
+            new = [b"new %d" % number for number in range(4)]
+            await gap.send(*new)
+            gap.start()
+            await gap.is_stopped_at("recreated", 0, 0)
+            await gap.has(SKIP, *new)
+            await gap.has_skipped("recreated", 0, 0)
+            gap.stop()  # and its heir meets the same
+            gap.mirrors[STOP].start()
+            await gap.is_stopped_at("recreated", 0, 0)
+            assert await gap.events(STOP) == [("recreated", 0, 0)]
+            gap.skip()
+            await gap.has(STOP, *new)
 
     asyncio.run(story())
 

@@ -184,6 +184,28 @@ OF_MIRROR_LOGS = (
         ),
     ),
     Mutant(
+        name="first-look-at-a-name",
+        promise="What a first look has seen is owed by its topic's id.",
+        file="mirror/delivery/beginnings.py",
+        rule="        topic_id = NO_TOPIC_ID if seen is None else seen.topic_id\n",
+        instead="        topic_id = NO_TOPIC_ID\n",
+        red=(
+            f"{UNIT}/test_beginnings.py"
+            "::test_what_a_first_look_has_seen_is_owed_by_its_topic_id_until_it_is_begun",
+        ),
+    ),
+    Mutant(
+        name="begins-with-the-successor-of-what-was-seen",
+        promise="A topic that was made anew before it was begun is a gap, and no silent start.",
+        file="mirror/sources/source_logs.py",
+        rule="        if is_other_log(owed, origin):\n",
+        instead="        if False:\n",
+        red=(
+            f"{UNIT}/test_source_bounds.py"
+            "::test_a_topic_that_was_made_anew_before_it_was_begun_is_a_gap_and_the_old_one_is_on_record_first",
+        ),
+    ),
+    Mutant(
         name="first-look-that-is-older-than-the-positions",
         promise="Where a source has positions its first look is read behind them.",
         file="mirror/delivery/beginnings.py",

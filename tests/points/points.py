@@ -82,7 +82,8 @@ POINTS = {
     "acknowledged at least once, position not written": Point(
         f"{DELIVERY}.at_least_once:AtLeastOnce._write_positions", BEFORE
     ),
-    # -- a mirror that takes partitions over
+    # -- a mirror that begins with partitions, or takes them over
+    "first look on record, nothing begun": Point(f"{DELIVERY}.beginnings:Beginnings.first_look", AFTER),
     "first position on record, its mark not": Point(f"{DELIVERY}.beginnings:Beginnings.mark", BEFORE),
     "barrier written, positions not read": Point(
         f"{DELIVERY}.positions_keeper:read_topic_to_end", BEFORE, only=r"^millrace\.positions\."

@@ -6,16 +6,19 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from millrace.broker.client.cluster import Cluster
-from millrace.broker.protocol.mirror_positions import Position
+from millrace.broker.protocol.mirror_positions import NO_TOPIC_ID, Position
 from millrace.mirror.config import MirrorConfig, parse_config
 from millrace.mirror.delivery import beginnings as module
 from millrace.mirror.delivery.beginnings import (
     Begun,
     FirstLook,
+    SeenTopic,
+    Start,
     encode_first_look,
     encode_marks,
 )
@@ -24,6 +27,7 @@ from millrace.mirror.sharing.assignment import Share, encode_share
 from millrace.mirror.topics.routes import SourcePartition
 from millrace.mirror.worker import Worker
 from tests.unit.mirror.pipeline_stage import ORIGIN
+from tests.unit.mirror.source_stage import NEW, OLD
 from tests.waiting import patience
 from tests.waiting import until_async as until
 
@@ -46,13 +50,14 @@ class Stage:
     def __init__(self, patch: pytest.MonkeyPatch, start: str) -> None:
         self.config = config(start)
         self.now_ms = START_MS
-        self.widths = {"flights": 2}
+        self.topics = {"flights": SeenTopic(2)}
         self.starts: list[tuple[bytes | None, bytes | None]] = []
         self.positions: list[tuple[bytes, bytes]] = []
         self.done: list[str] = []
         self.is_killed_before_marks = False
         self.is_told_to_stop = False
         self.before_positions: Callable[[], Awaitable[object]] | None = None
+        self.owed: dict[SourcePartition, UUID] = {}
         self.is_seen = asyncio.Event()
         self.is_seen.set()
 
@@ -88,7 +93,8 @@ class Stage:
         self.positions += encode_records([(partition, position)])
 
     async def assigned(self, *coming: SourcePartition) -> dict[SourcePartition, str | int]:
-        """Where a new worker begins the partitions; "lost": nowhere by itself, "known": at the position.
+        """Where a new worker begins the partitions; "lost": nowhere by itself, "known": at the position. The
+        topics that they are of: `owed`.
         A first position is recorded for those that begin."""
         begun: dict[SourcePartition, str | int] = {}
         worker = self.worker()
@@ -98,8 +104,9 @@ class Stage:
             await self.is_seen.wait()
             self.show(reader)
 
-        async def begin(pipeline: Any, known: Position | None, *, is_lost: bool, start: str | int) -> None:
-            begun[pipeline.partition] = "lost" if is_lost else start if known is None else "known"
+        async def begin(pipeline: Any, known: Position | None, *, is_lost: bool, start: Start) -> None:
+            begun[pipeline.partition] = "lost" if is_lost else start.at if known is None else "known"
+            self.owed[pipeline.partition] = start.topic_id
             if not is_lost and known is None:
                 position = Position(7, ORIGIN.cluster_id, ORIGIN.topic_id, -1, 0)
                 if self.is_killed_before_marks:
@@ -136,8 +143,13 @@ class Stage:
     def show(self, reader: Any) -> None:
         """What a look at the source gives now."""
         topics = {
-            name: SimpleNamespace(name=name, internal=False, partitions=dict.fromkeys(range(width)))
-            for name, width in self.widths.items()
+            name: SimpleNamespace(
+                name=name,
+                internal=False,
+                topic_id=topic.topic_id,
+                partitions=dict.fromkeys(range(topic.partitions)),
+            )
+            for name, topic in self.topics.items()
         }
         reader.view = SimpleNamespace(topics=topics)
         reader.has_looked.set()
@@ -213,7 +225,7 @@ def test_second_wave_of_a_first_run_begins_when_that_did(monkeypatch: pytest.Mon
         stage = Stage(monkeypatch, "latest")
         await stage.assigned(part(0))
         stage.now_ms += 3_600_000
-        stage.widths = {"flights": 3, "new": 1}
+        stage.topics = {"flights": SeenTopic(3), "new": SeenTopic(1)}
         assert await stage.assigned(part(0), part(1), part(2), part(0, "new")) == {
             part(0): "known",
             part(1): START_MS,
@@ -251,10 +263,32 @@ def test_source_that_is_seen_late_is_begun_then_with_its_first_look_on_record(
         stage.now_ms = START_MS + 3_600_000
         stage.is_seen.set()
         assert await first_wave == {part(0): "latest"}
-        first_look = encode_first_look("ewr", FirstLook(START_MS + 3_600_000, {"flights": 2}))
+        first_look = encode_first_look("ewr", FirstLook(START_MS + 3_600_000, {"flights": SeenTopic(2)}))
         assert stage.starts == [*first_look, *encode_marks([part(0)])]
         stage.now_ms += 1
         assert await stage.assigned(part(1)) == {part(1): START_MS + 3_600_000}
+
+    asyncio.run(story())
+
+
+def test_what_a_first_look_has_seen_is_owed_by_its_topic_id_until_it_is_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever begins it: the worker that looked, or one for which the name is another topic's by then. What
+    has come since is owed by no id."""
+
+    async def story() -> None:
+        stage = Stage(monkeypatch, "latest")
+        stage.topics = {"flights": SeenTopic(2, OLD)}
+        await stage.assigned(part(0))
+        stage.topics = {"flights": SeenTopic(3, NEW), "new": SeenTopic(1, NEW)}
+        await stage.assigned(part(1), part(2), part(0, "new"))
+        assert stage.owed == {
+            part(0): OLD,
+            part(1): OLD,
+            part(2): NO_TOPIC_ID,
+            part(0, "new"): NO_TOPIC_ID,
+        }
 
     asyncio.run(story())
 
@@ -271,7 +305,7 @@ def test_who_sees_a_source_late_begins_as_the_worker_that_saw_it_first(
         waiting = asyncio.create_task(late.assigned(part(1), part(2)))
         await until(lambda: "assigned" in late.done)
         assert await stage.assigned(part(0)) == {part(0): "latest"}
-        late.widths, late.now_ms = {"flights": 3}, START_MS + 3_600_000
+        late.topics, late.now_ms = {"flights": SeenTopic(3)}, START_MS + 3_600_000
         late.is_seen.set()
         assert await waiting == {part(1): START_MS, part(2): "earliest"}
 
@@ -307,19 +341,20 @@ def test_what_comes_to_a_source_that_was_seen_empty_begins_with_its_first_record
 
     async def story() -> None:
         stage = Stage(monkeypatch, "latest")
-        stage.widths = {}
+        stage.topics = {}
         await stage.looked_as_leader()
         assert stage.done == ["marks read", "marks written"], "read and written once, not at every look"
-        stage.widths = {"flights": 2}
+        stage.topics = {"flights": SeenTopic(2, OLD)}
         assert await stage.assigned(part(0)) == {part(0): "earliest"}
+        assert stage.owed == {part(0): NO_TOPIC_ID}, "whichever it was before, the mirror never saw it"
 
     asyncio.run(story())
 
 
 @pytest.mark.parametrize("start", ["earliest", 5_000])
 def test_second_wave_begins_by_a_start_that_is_the_same_at_any_time(start: str | int) -> None:
-    begun = Begun(first_looks={"ewr": FirstLook(START_MS, {"flights": 2})})
-    assert begun.start(part(1), start, is_first=False) == start
+    begun = Begun(first_looks={"ewr": FirstLook(START_MS, {"flights": SeenTopic(2, OLD)})})
+    assert begun.start(part(1), start, is_first=False) == Start(start, OLD)
 
 
 def test_marks_are_read_before_positions_and_written_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,9 +377,14 @@ def test_marks_are_read_before_positions_and_written_behind_them(monkeypatch: py
 
 
 def test_format_is_the_documented_one_and_reads_as_written() -> None:
-    rows = [*encode_first_look("ewr", FirstLook(9, {"flights": 3})), *encode_marks([part(0)])]
+    look = FirstLook(9, {"flights": SeenTopic(3, OLD), "of a source without ids": SeenTopic(1)})
+    rows = [*encode_first_look("ewr", look), *encode_marks([part(0)])]
     assert rows == [
-        (b'{"source":"ewr","topic":"flights"}', b'{"version":1,"partitions":3}'),
+        (
+            b'{"source":"ewr","topic":"flights"}',
+            b'{"version":1,"partitions":3,"topic_id":"00000000-0000-0000-0000-000000000007"}',
+        ),
+        (b'{"source":"ewr","topic":"of a source without ids"}', b'{"version":1,"partitions":1}'),
         (b'{"source":"ewr"}', b'{"version":1,"at_ms":9}'),
         (b'{"source":"ewr","topic":"flights","partition":0}', b'{"version":1}'),
     ]
@@ -355,16 +395,18 @@ def test_format_is_the_documented_one_and_reads_as_written() -> None:
         (None, None),
         (b'{"source":"x"}', b"{}"),
         (b'{"source":"x"}', b'{"at_ms":1e999}'),
+        (b'{"source":"ewr","topic":"flights"}', b'{"partitions":4,"topic_id":"7"}'),
+        (b'{"source":"ewr","topic":"flights"}', b'{"partitions":4,"topic_id":7}'),
     ]:
         begun.apply(key, value)
-    assert (begun.partitions, begun.first_looks) == ({part(0)}, {"ewr": FirstLook(9, {"flights": 3})})
+    assert (begun.partitions, begun.first_looks) == ({part(0)}, {"ewr": look})
 
 
 def test_marks_that_come_together_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         stage = Stage(monkeypatch, "latest")
         many = [part(number) for number in range(500)]
-        stage.widths = {"flights": 500}
+        stage.topics = {"flights": SeenTopic(500)}
         await stage.assigned(*many)
         assert {key for key, _ in stage.starts} >= {key for key, _ in encode_marks(many)}
         assert stage.done.count("marks written") < 10

@@ -17,6 +17,7 @@ from millrace.broker.errors import (
 )
 from millrace.mirror.control import wish_reader
 from millrace.mirror.delivery import sink, system_records
+from millrace.mirror.delivery.beginnings import Start
 from millrace.mirror.delivery.system_records import NewFailures, SystemRecords
 from millrace.mirror.pipeline import State
 from millrace.mirror.sources import source as source_module
@@ -52,7 +53,7 @@ def write(cluster: Any) -> Any:
 
 def begin(cluster: Any) -> Any:
     pipeline = pipeline_at(0, state=State.STARTING)
-    return logs_of(cluster).begin(pipeline, None, is_lost=False, start="latest")
+    return logs_of(cluster).begin(pipeline, None, is_lost=False, start=Start("latest"))
 
 
 def follow(cluster: Any) -> Any:

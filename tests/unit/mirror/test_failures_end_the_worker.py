@@ -15,6 +15,7 @@ from millrace.broker.protocol.mirror_positions import Position
 from millrace.broker.protocol.records import Record, build_batch
 from millrace.mirror.config import FetchConfig
 from millrace.mirror.delivery import sink as sink_module
+from millrace.mirror.delivery.beginnings import Start
 from millrace.mirror.delivery.outgoing import Outgoing
 from millrace.mirror.delivery.progress import BrokenCommitRule, Span
 from millrace.mirror.delivery.sink import Sink
@@ -149,5 +150,5 @@ def test_assignment_that_ended_meanwhile_writes_no_start(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(SourceLogs, "_log_of", slow_look)
     reader = _reader(record_start=record_start)
-    asyncio.run(reader.begin(pipeline, None, is_lost=False, start="latest"))
+    asyncio.run(reader.begin(pipeline, None, is_lost=False, start=Start("latest")))
     assert not written

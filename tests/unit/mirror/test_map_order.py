@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 
 from millrace.broker.protocol.mirror_positions import Position, decode_value, encode_value
+from millrace.mirror.delivery.beginnings import Start
 from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.offsets.map_upkeep import plan_upkeep
 from millrace.mirror.offsets.offset_map import decode_chunk, decode_key
@@ -30,7 +31,7 @@ class Owner:
 
     async def begin(self, position: Position) -> None:
         recorded = decode_value(encode_value(position))
-        await logs_of(Source(OLD)).begin(self.pipeline, recorded, is_lost=False, start="earliest")
+        await logs_of(Source(OLD)).begin(self.pipeline, recorded, is_lost=False, start=Start("earliest"))
         assert self.pipeline.progress.fetch_offset == position.next_offset
 
     def carry(self, source: int, target: int, count: int = 1) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 
 from millrace.broker.client.cluster import Cluster
 from millrace.mirror.config import MirrorConfig, parse_config
+from millrace.mirror.delivery.beginnings import SeenTopic
 from millrace.mirror.sources.fetch_memory import FetchBudget
 from millrace.mirror.sources.readers import Readers
+from tests.unit.mirror.source_stage import OLD
 from tests.waiting import patience
 from tests.waiting import until_async as until
 
@@ -64,11 +66,14 @@ def test_source_that_comes_later_has_the_settings_of_then() -> None:
     assert {each._fetch_config.max_wait_ms for each in readers.values()} == {7}
 
 
-def test_widths_are_those_of_what_is_to_be_carried() -> None:
+def test_what_is_seen_is_what_is_to_be_carried() -> None:
     readers = readers_of(config_of("ewr"), "ewr")
-    assert readers["ewr"].widths() == {}
+    assert readers["ewr"].seen_topics() == {}
     partitions = dict.fromkeys(range(3))
-    topics = {name: SimpleNamespace(name=name, internal=False, partitions=partitions) for name in ("t", "u")}
+    topics = {
+        name: SimpleNamespace(name=name, internal=False, partitions=partitions, topic_id=OLD)
+        for name in ("t", "u")
+    }
     view: Any = SimpleNamespace(topics=topics)
     readers["ewr"].view = view
-    assert readers["ewr"].widths() == {"t": 3}
+    assert readers["ewr"].seen_topics() == {"t": SeenTopic(3, OLD)}

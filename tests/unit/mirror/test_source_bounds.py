@@ -6,8 +6,12 @@ import asyncio
 from typing import Any, cast
 from uuid import UUID
 
+import pytest
+
 from millrace.broker.client.metadata import NO_TOPIC_ID
 from millrace.broker.protocol.mirror_positions import Position
+from millrace.mirror.delivery.beginnings import Start
+from millrace.mirror.gaps.gaps import GapClass
 from millrace.mirror.gaps.open_gaps import Origin
 from millrace.mirror.pipeline import PartitionPipeline, State
 from millrace.mirror.sources.source_logs import SourceLogs
@@ -25,7 +29,7 @@ def begun(source: Source, known: Position, **more: Any) -> Any:
         pipeline.state = State.RUNNING
 
     pipeline.ready = ready
-    asyncio.run(logs_of(source).begin(pipeline, known, is_lost=False, start="latest"))
+    asyncio.run(logs_of(source).begin(pipeline, known, is_lost=False, start=Start("latest")))
     return pipeline
 
 
@@ -57,7 +61,7 @@ def test_end_of_the_log_is_known_from_the_beginning() -> None:
     pipeline.ready = lambda *_: setattr(pipeline, "state", State.RUNNING)
     source: Any = Source(latest=100)
     logs = SourceLogs("ewr", source, lambda: 5_000, record)
-    asyncio.run(logs.begin(pipeline, None, is_lost=False, start="earliest"))
+    asyncio.run(logs.begin(pipeline, None, is_lost=False, start=Start("earliest")))
     assert [(each.next_offset, each.log_end) for each in recorded] == [(0, 100)]
     assert pipeline.lag.log_end == 100
     # Known already, and grown since: what was on record is not the last that is known.
@@ -76,9 +80,51 @@ def test_a_position_keeps_the_place_where_the_mirroring_began() -> None:
     pipeline.ready = lambda *given: setattr(pipeline, "state", State.RUNNING)
     source: Any = Source(latest=100)
     logs = SourceLogs("ewr", source, lambda: 5_000, record)
-    asyncio.run(logs.begin(pipeline, None, is_lost=False, start="latest"))
+    asyncio.run(logs.begin(pipeline, None, is_lost=False, start=Start("latest")))
     assert [(each.next_offset, each.began) for each in recorded] == [(100, 100)]
     assert begun(source, Position(100, "c", OLD, 2, 0, began=40)).first == 40
+
+
+def test_a_topic_that_was_made_anew_before_it_was_begun_is_a_gap_and_the_old_one_is_on_record_first() -> None:
+    """So whoever comes after a crash between the two meets the same gap, wherever a first run would begin."""
+    for at in ("latest", "earliest", 5_000):
+        recorded: list[Position] = []
+
+        async def record(_: SourcePartition, position: Position, recorded: list[Position] = recorded) -> None:
+            recorded.append(position)
+
+        where, target = SourcePartition("ewr", "t", 0), TargetPartition("t", 0)
+        around = stages.Around()
+        pipeline = stages.pipeline_of(where, target, stages.Target(), around)
+        source: Any = Source(NEW, latest=100)
+        logs = SourceLogs("ewr", source, lambda: 5_000, record)
+        asyncio.run(logs.begin(pipeline, None, is_lost=False, start=Start(at, OLD)))
+        (first,) = recorded
+        assert first == Position(0, "c", OLD, -1, 5_000, began=0, targets=(("t", 0),))
+        assert pipeline.state is State.STOPPED
+        gap = pipeline.gap
+        assert gap is not None and (gap.gap_class, gap.from_offset, gap.to_offset, gap.topic_id) == (
+            GapClass.RECREATED,
+            0,
+            0,
+            str(OLD),
+        )
+        assert begun(source, first).gaps == [("recreated", 0, {"resume_at": 0, "origin": Origin("c", NEW)})]
+
+
+@pytest.mark.parametrize("owed", [NEW, NO_TOPIC_ID])
+def test_a_topic_that_is_still_the_one_that_was_seen_begins_at_the_start(owed: UUID) -> None:
+    recorded: list[Position] = []
+
+    async def record(_partition: SourcePartition, position: Position) -> None:
+        recorded.append(position)
+
+    pipeline = pipeline_at(0, state=State.STARTING)
+    pipeline.ready = lambda *_: setattr(pipeline, "state", State.RUNNING)
+    source: Any = Source(NEW, latest=100)
+    logs = SourceLogs("ewr", source, lambda: 5_000, record)
+    asyncio.run(logs.begin(pipeline, None, is_lost=False, start=Start("latest", owed)))
+    assert [(each.next_offset, each.topic_id) for each in recorded] == [(100, NEW)] and not pipeline.gaps
 
 
 def test_a_position_tells_the_next_owner_where_its_epoch_began() -> None:
@@ -91,7 +137,7 @@ def test_position_without_an_id_takes_the_one_that_the_source_has_by_now_and_put
     def began(source: Source, known: Position) -> PartitionPipeline:
         where, target = SourcePartition("ewr", "t", 0), TargetPartition("t", 0)
         pipeline = stages.pipeline_of(where, target, stages.Target(), stages.Around())
-        asyncio.run(logs_of(source).begin(pipeline, known, is_lost=False, start="latest"))
+        asyncio.run(logs_of(source).begin(pipeline, known, is_lost=False, start=Start("latest")))
         assert (pipeline.state, pipeline.origin.cluster_id) == (State.RUNNING, "c")
         assert (pipeline.progress.fetch_offset, pipeline.progress.fetched_leader_epoch) == (40, 2)
         return pipeline
@@ -111,7 +157,7 @@ def test_position_tells_where_the_records_went_and_idle_partitions_say_it_too() 
         where = SourcePartition("ewr", "t", 0)
         pipeline = stages.pipeline_of(where, start, stages.Target(), stages.Around())
         known = Position(40, "c", NEW, 2, 0, targets=told)
-        asyncio.run(logs_of(Source(NEW)).begin(pipeline, known, is_lost=False, start="latest"))
+        asyncio.run(logs_of(Source(NEW)).begin(pipeline, known, is_lost=False, start=Start("latest")))
         assert pipeline.runs.target == start
         return pipeline.position_to_write(0)
 
@@ -134,7 +180,7 @@ def test_first_position_tells_where_the_records_will_go() -> None:
     where, target, source = SourcePartition("ewr", "t", 0), TargetPartition("agg.t", 3), Source(latest=100)
     pipeline = stages.pipeline_of(where, target, stages.Target(), stages.Around())
     logs = SourceLogs("ewr", cast(Any, source), lambda: 5_000, record)
-    asyncio.run(logs.begin(pipeline, None, is_lost=False, start="earliest"))
+    asyncio.run(logs.begin(pipeline, None, is_lost=False, start=Start("earliest")))
     assert ([each.targets for each in recorded], pipeline.position_to_write(0)) == ([(target,)], None)
 
 

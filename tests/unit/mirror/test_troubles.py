@@ -29,7 +29,7 @@ from millrace.mirror.config import parse_config
 from millrace.mirror.control.http.bodies import StatusAnswer
 from millrace.mirror.control.sight import trouble_gauges
 from millrace.mirror.delivery import system_records
-from millrace.mirror.delivery.beginnings import Begun
+from millrace.mirror.delivery.beginnings import Begun, Start
 from millrace.mirror.delivery.gap_records import GapRecords
 from millrace.mirror.delivery.lane import Identity
 from millrace.mirror.gaps.gaps import Gap, GapClass, GapPolicy
@@ -492,7 +492,7 @@ def test_partition_that_cannot_begin_says_why(monkeypatch: pytest.MonkeyPatch) -
         scene.pipeline.state = State.STARTING
         known = at(0)
         beginning = asyncio.create_task(
-            scene.reader.begin(scene.pipeline, known, is_lost=False, start="earliest")
+            scene.reader.begin(scene.pipeline, known, is_lost=False, start=Start("earliest"))
         )
         await until(lambda: scene.told() != [])
         assert "it cannot begin: no" in scene.told()[0][2]
@@ -513,7 +513,7 @@ def test_partition_that_is_given_up_before_it_could_begin_is_no_trouble(
         monkeypatch.setattr(scene.reader._logs, "_log_of", log_of)
         scene.pipeline.state = State.STARTING
         beginning = asyncio.create_task(
-            scene.reader.begin(scene.pipeline, at(0), is_lost=False, start="earliest")
+            scene.reader.begin(scene.pipeline, at(0), is_lost=False, start=Start("earliest"))
         )
         await until(lambda: scene.told() != [])
         scene.reader.remove(scene.pipeline)
