@@ -45,7 +45,6 @@ BUDGET_S = 840
 """What each part may take on two cores; one that takes longer says so (tests/README.md)."""
 CLUSTER, SPARK, UNIT = "cluster", "spark", "unit"
 MIRRORS = "test_mirror_*.py"
-MIRRORS_UNITS = f"tests/{UNIT}/mirror"
 CLIENTS = ("test_audited_*.py", "test_client_*.py", "test_zookeeper_consumer*.py")
 """Tests of clusters that are mostly about who uses them: they go among the others."""
 
@@ -63,12 +62,12 @@ def parts() -> list[Part]:
     folders = {path.relative_to(TESTS).parts[0] for path in TESTS.glob("*/**/test_*.py")}
     folders -= {CLUSTER, SPARK, UNIT}
     mirrors = sorted(f"tests/{path.relative_to(TESTS)}" for path in TESTS.glob(f"*/**/{MIRRORS}"))
-    no_mirrors = (f"--ignore={MIRRORS_UNITS}", f"--ignore-glob=*/{MIRRORS}")
+    no_mirrors = (f"--ignore-glob=*/{MIRRORS}",)
     clients = sorted(
         f"tests/{path.relative_to(TESTS)}" for glob in CLIENTS for path in (TESTS / CLUSTER).glob(glob)
     )
     return [
-        Part("mirrors", (MIRRORS_UNITS, *mirrors)),
+        Part("mirrors", tuple(mirrors)),
         Part("clusters", (f"tests/{CLUSTER}", *no_mirrors, *(f"--ignore={path}" for path in clients))),
         Part(SPARK, (f"tests/{SPARK}", *no_mirrors)),
         Part("units", (f"tests/{UNIT}", *no_mirrors)),
