@@ -11,8 +11,7 @@ one. A file that does not read as its format is reported by ValueError, never ha
 
 An empty file has no entries: Apache Kafka makes its files so, long before it writes to them, and reads them
 so. But entries may have been lost, too, and nobody can tell. So whoever reads one at a start says so
-(`known_at_start`), and no entry stands for what is true without looking: everything is checked, shown, told
-anew by others, or read from the log.
+(`known_at_start`), and goes on as if the file were not there.
 
 Called by the log manager, the leader-epoch cache, the log and what it knows of its holes.
 """

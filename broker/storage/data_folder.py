@@ -82,8 +82,8 @@ class DataFolder:
         """Whether no other program has used it since this one did: one that compacts logs, or follows their
         leaders, writes other checkpoints."""
         self.may_be_compacted = False
-        """Whether any log may have been: what was known of that is gone, and with it up to where a log was
-        flushed, so a hole in it would be taken for its end."""
+        """Whether any log may have been, after a crash: what was known of that is gone, and with it up to
+        where a log was flushed, so a hole in it would be taken for its end."""
         self.had_failed_sync = False
         """Whether what a sync failed to make durable need not be on the disk yet."""
         self.recovery_points: Offsets = {}
@@ -120,7 +120,8 @@ class DataFolder:
             self.start_offsets = known_at_start(read_offsets, path / LOG_START_OFFSET_CHECKPOINT, notes)
             note_count = len(notes)
             self.cleaned_offsets = known_at_start(read_offsets, path / CLEANER_CHECKPOINT, notes)
-            self.may_be_compacted = len(notes) > note_count and not self.recovery_points
+            is_forgotten = len(notes) > note_count and not self.recovery_points
+            self.may_be_compacted = is_forgotten and not self.was_clean
             self._signed = read_digest(path)
             self.is_as_left = self._signed == self._digest()
             if not self.was_clean:  # all had become durable then

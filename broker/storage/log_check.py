@@ -175,7 +175,7 @@ class _Check:
             epochs = _Epochs(self._directory)
         except ValueError as error:
             yield str(error)
-        end_offset = bases[0] if bases else 0
+        end_offset, newest_epoch = bases[0] if bases else 0, NO_EPOCH
         for number, base in enumerate(bases):
             following = bases[number + 1] if number + 1 < len(bases) else None
             if number and base < end_offset:
@@ -185,8 +185,9 @@ class _Check:
             segment = _SegmentCheck(self._path(base), base, following is None, self._may_have_holes, epochs)
             yield from segment.run(self._totals, self._progress)
             end_offset = max(base, segment.end_offset)
+            newest_epoch = max(newest_epoch, segment.leader_epoch)
         is_deleted = end_offset <= self._facts.start_offsets.get(self._key, 0)
-        if epochs is not None and self._totals.batches and not is_deleted and self._lacks_epochs(epochs):
+        if epochs is not None and newest_epoch > NO_EPOCH and not is_deleted and self._lacks_epochs(epochs):
             yield f"{epochs.path}: has no entries, and there are batches; a start makes them from those"
         yield from self._check_names(bases)
         yield from self._check_snapshots(end_offset)
@@ -276,7 +277,8 @@ def _is_alone(path: Path) -> bool:
 
 
 class _SegmentCheck:
-    """One segment. `end_offset` is where it ended, after the run. Raises FileNotFoundError when the segment
+    """One segment. `end_offset` is where it ended, after the run, `leader_epoch` the newest in it, -1 where
+    there is none. Raises FileNotFoundError when the segment
     is removed or replaced meanwhile: log and indexes would not be of one kind."""
 
     def __init__(
@@ -297,7 +299,7 @@ class _SegmentCheck:
         self._newest_so_far = array("q")
         self._aborts: set[tuple[int, int]] = set()  # (marker's offset, producer)
         self._newest = NO_TIMESTAMP
-        self._leader_epoch = -1
+        self.leader_epoch = -1
         self._inode = path.stat().st_ino
         self.end_offset = base
 
@@ -369,9 +371,9 @@ class _SegmentCheck:
             yield f"it does not follow the batch before it, which ends at {self.end_offset - 1}"
         elif header.base_offset > self.end_offset and not self._may_have_holes():
             yield f"offsets {self.end_offset} to {header.base_offset - 1} are missing before it"
-        if header.leader_epoch < self._leader_epoch:
-            yield f"leader epoch {header.leader_epoch} follows {self._leader_epoch}"
-        self._leader_epoch = max(self._leader_epoch, header.leader_epoch)
+        if header.leader_epoch < self.leader_epoch:
+            yield f"leader epoch {header.leader_epoch} follows {self.leader_epoch}"
+        self.leader_epoch = max(self.leader_epoch, header.leader_epoch)
         if self._epochs is not None:
             known = self._epochs.other_than(header.leader_epoch, header.base_offset)
             if known is not None:

@@ -65,6 +65,7 @@ class OpenedSegments:
     notes: list[str] = field(default_factory=list)
     epochs: list[tuple[int, int]] = field(default_factory=list)  # of the batches that were read
     has_holes: bool = False
+    met_hole: bool = False  # within a segment that was read
     is_as_left: bool = False
 
 
@@ -132,6 +133,8 @@ def open_segments(
         if not is_whole or segment.next_offset != following:
             _drop_rest(directory, bases[number + 1 :], segment, opened, recovery_point)
             break
+    if opened.met_hole and not holes.is_marked:
+        _mark(directory, opened)
     opened.end_offset = opened.segments[-1].next_offset
     _check_end(opened.segments[-1].path, opened.end_offset, start_offset, flushed_offset)
     if recovery_point is not None and opened.end_offset < start_offset:
@@ -158,6 +161,15 @@ def _sweep(directory: Path, names: list[str]) -> list[int]:
         if base not in bases:
             (directory / name).unlink(missing_ok=True)
     return sorted(bases)
+
+
+def _mark(directory: Path, opened: OpenedSegments) -> None:
+    """Puts on record that there are holes: why one was let stand may not be known at the next start, which
+    would cut the log there."""
+    try:
+        opened.holes.note()
+    except OSError as error:
+        opened.notes.append(f"{directory}: that its offsets have holes is not on record yet ({error})")
 
 
 def _take_as_it_is(
@@ -213,6 +225,7 @@ def _recover(
         start = _skip_flushed(segment, recovery_point, interval_size, opened)
         checked = _checked_batches(segment, start, dense=not opened.has_holes, write_again=write_again)
         for position, header in checked:
+            opened.met_hole |= header.base_offset != segment.next_offset
             _note(segment, header, position, interval_size, opened)
     except _BadBatch as bad:
         if segment.next_offset < recovery_point:
@@ -364,8 +377,8 @@ def _damaged(path: Path, reason: str) -> KafkaStorageError:
 def load_epochs(
     directory: Path, opened: OpenedSegments, start_offset: int, notes: list[str]
 ) -> LeaderEpochCache:
-    """The leader epochs of a partition: its checkpoint, brought in line with the batches. What lies below
-    `start_offset` alone is deleted, and has none on record."""
+    """The leader epochs of a partition: its checkpoint, brought in line with the batches. A log of which
+    everything lies below `start_offset` is deleted, and has none on record."""
     try:
         epochs = LeaderEpochCache.load(directory)
         seen = opened.epochs

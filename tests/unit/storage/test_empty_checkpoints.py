@@ -159,9 +159,51 @@ def test_hole_of_a_compaction_that_nobody_knows_of_any_more_ends_no_log(tmp_path
     (tmp_path / CHECKPOINTS_DIGEST).unlink(missing_ok=True)
     for name in OF_A_FOLDER:
         emptied(tmp_path / name)
+    for _ in range(2):  # by the next start there may be recovery points again, below the hole
+        again = started(tmp_path)
+        assert (pairs(log_of(again)), log_of(again).end_offset) == (left, end_offset)
+        assert (log.directory / HOLES_MARKER).exists()
+        killed(again)
+
+
+def test_log_without_holes_is_not_taken_for_one_that_may_have_some_by_the_next_start(tmp_path: Path) -> None:
+    manager = started(tmp_path)
+    log = manager.create(KEY)
+    append(log)
+    append(log)
+    killed(manager)
+    for name in OF_A_FOLDER:
+        emptied(tmp_path / name)
+    killed(started(tmp_path))
+    assert not (log.directory / HOLES_MARKER).exists()
+
+
+def test_segment_that_is_gone_after_a_clean_end_is_damage_though_nothing_is_known_of_compactions(
+    tmp_path: Path,
+) -> None:
+    manager = started(tmp_path)
+    log = manager.create(KEY)
+    for _ in range(3):
+        put(log, ("a", "1"))
+        roll(log)
+    gone = log.segments[1].path
+    manager.close()
+    for path in gone.parent.glob(f"{gone.stem}.*"):
+        path.unlink()
+    for name in OF_A_FOLDER:
+        emptied(tmp_path / name)
     again = started(tmp_path)
-    assert (pairs(log_of(again)), log_of(again).end_offset) == (left, end_offset)
+    assert "offsets 1 to 2 are missing" in str(again.offline[KEY])
     again.close()
+
+
+def test_batches_without_leader_epochs_need_none_on_record(tmp_path: Path) -> None:
+    manager = started(tmp_path)
+    log = manager.create(KEY)
+    append(log, leader_epoch=-1)
+    manager.close()
+    facts, problems = FolderFacts.read(tmp_path)
+    assert problems + check_partition(log.directory, facts, Totals()) == []
 
 
 def test_empty_list_of_new_partitions_is_said(tmp_path: Path) -> None:
