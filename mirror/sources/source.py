@@ -5,8 +5,9 @@ range, another topic id, a diverging epoch) into gaps. It holds no rule about wh
 
 Fetches name the topic by the id of the log that the position is of, wherever the source speaks it (Apache
 Kafka 3.1 and later): a topic that was deleted and created again refuses them, so nothing of it is ever read
-at the old one's offsets. By name, on older servers, only its id or its leader epochs tell, one look later;
-an id is adopted as soon as the source has one. Where neither tells, the log and `check` say so.
+at the old one's offsets. By name, on older servers, only its id or its leader epochs tell, one look later
+(once it is told, nothing more is taken at the old one's); an id is adopted as soon as the source has one.
+Where neither tells, the log and `check` say so.
 
 Where histories part a fetch's answer says (KIP-595). Servers whose fetches cannot (Apache Kafka before 2.7)
 are asked before (`histories`).
@@ -234,6 +235,7 @@ class SourceReader:
                 self.view = await self.cluster.metadata(max_age_ms=0)
                 self.failure = None
                 self._place()
+                self._logs.looked(self.view)
                 self._check_origins(self.view)
                 self._tell_of_missing_ids()
                 self._has_new_view.set()
@@ -469,6 +471,10 @@ class SourceReader:
         code = answer.error_code
         if code:
             self._refused(pipeline, code, asked.current_leader_epoch)
+            return
+        if self._logs.is_gone(pipeline):
+            pipeline.retry_at_ms = steady_ms() + ERROR_PAUSE_MS
+            self._resolve(pipeline, is_of_id=True)
             return
         if self._refusals:
             self._refusals.pop((answer.topic, answer.partition), None)

@@ -11,6 +11,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
+from uuid import UUID
 
 import structlog
 
@@ -64,6 +65,22 @@ class SourceLogs:
         self._now_ms = now_ms
         self._record_start = record_start
         self._unexplained: dict[SourcePartition, tuple[int, int]] = {}  # offset, how often in a row
+        self._topic_ids: dict[str, UUID] = {}  # as they were told last
+
+    # --- which they are ----------------------------------------------------------------------------
+
+    def looked(self, view: ClusterMetadata) -> None:
+        """A look at the source gave this."""
+        self._topic_ids.update((each.name, each.topic_id) for each in view.topics.values())
+
+    def is_gone(self, pipeline: PartitionPipeline) -> bool:
+        """Whether the name of a partition's topic was another one's when it was told last: what is fetched by
+        name is that one's. A partition may be in the log that is gone, at an offset that the other has: when
+        it goes back to its position, or tries a gap again."""
+        topic_id = self._topic_ids.get(pipeline.partition.topic, NO_TOPIC_ID)
+        return (
+            NO_TOPIC_ID not in (topic_id, pipeline.origin.topic_id) and topic_id != pipeline.origin.topic_id
+        )
 
     # --- where to begin --------------------------------------------------------------------------
 
@@ -137,7 +154,7 @@ class SourceLogs:
             key = (partition.topic, partition.partition)
             found = (await self._cluster.list_offsets({key: start.at}))[key].offset
             offset = found if found >= 0 else latest
-        return replace(_start(offset, origin), log_end=latest)
+        return replace(_start(offset, joined(owed, origin)), log_end=latest)
 
     # --- why it cannot go on ---------------------------------------------------------------------
 
@@ -337,6 +354,7 @@ class SourceLogs:
 
     async def _origin(self, partition: SourcePartition) -> Origin:
         view = await self._cluster.metadata([partition.topic], max_age_ms=0)
+        self.looked(view)
         topic = view.topics.get(partition.topic)
         if topic is None:
             raise UnknownTopicOrPartition(f"{partition} does not exist now")

@@ -206,6 +206,17 @@ OF_MIRROR_LOGS = (
         ),
     ),
     Mutant(
+        name="fetched-by-the-name-of-a-topic-that-is-gone",
+        promise="What is fetched by name is not taken for the topic that is known to be gone.",
+        file="mirror/sources/source.py",
+        rule="        if self._logs.is_gone(pipeline):\n",
+        instead="        if False:\n",
+        red=(
+            f"{UNIT}/test_topics_without_ids.py"
+            "::test_what_is_fetched_by_name_is_not_taken_for_the_topic_that_is_known_to_be_gone",
+        ),
+    ),
+    Mutant(
         name="first-look-that-is-older-than-the-positions",
         promise="Where a source has positions its first look is read behind them.",
         file="mirror/delivery/beginnings.py",

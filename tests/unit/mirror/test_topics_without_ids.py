@@ -1,5 +1,5 @@
-"""Sources that tell no topic ids (Apache Kafka before 2.8): what leader epochs tell of a topic that was
-deleted and created again, what nothing tells, and the ids once they come."""
+"""Sources that tell no topic ids (Apache Kafka before 2.8), or fetch by name all the same: what leader epochs
+tell of a topic that was deleted and created again, what nothing tells, and the ids once they come."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from millrace.mirror.sources import source_logs as logs_module
 from millrace.mirror.sources.epochs import untold
 from millrace.mirror.topics.routes import SourcePartition, TargetPartition
 from tests.unit.mirror.pipeline_stage import Around, Target, pipeline_of
-from tests.unit.mirror.source_stage import Source, answered, logs_of, pipeline_at, reader_of, taken
+from tests.unit.mirror.source_stage import NEW, OLD, Source, answered, logs_of, pipeline_at, reader_of, taken
 from tests.unit.mirror.test_findings import configured
 
 KEY = ("t", 0)
@@ -76,6 +76,41 @@ def test_log_that_never_had_the_epoch_of_what_was_fetched_is_another_one(monkeyp
     assert pipeline.retry_at_ms > 0
     assert compared(source, pipeline, rounds=3) == {}
     assert pipeline.gaps == [("recreated", 55, {"resume_at": 0})]
+
+
+def test_what_is_fetched_by_name_is_not_taken_for_the_topic_that_is_known_to_be_gone() -> None:
+    """Sources that tell ids and fetch by name (Apache Kafka 2.8 to 3.0): a partition that goes back to its
+    position in the old log, or tries the gap again, stands at an offset that the new one has."""
+    source = Source(NEW, latest=3)
+    source.fetch_version = 12
+    reader = reader_of(source)
+    pipeline = pipeline_at(0, topic_id=OLD)
+
+    async def story() -> None:
+        reader._logs.looked(source.view())
+        await taken(reader, pipeline, answered())
+        assert (pipeline.accepted, pipeline.retry_at_ms > 0) == ([], True)
+        assert pipeline.gaps == [("recreated", 0, {"resume_at": 0, "origin": Origin("c", NEW)})]
+        pipeline.origin = Origin("c", NEW)
+        await taken(reader, pipeline, answered())
+        assert len(pipeline.accepted) == 1
+
+    asyncio.run(story())
+
+
+def test_topic_that_was_told_wrongly_is_fetched_again_once_it_is_told_rightly() -> None:
+    """By a broker that was behind: nobody has to wait for the next look."""
+    source = Source(OLD)
+    reader = reader_of(source)
+    pipeline = pipeline_at(0, topic_id=OLD)
+
+    async def story() -> None:
+        reader._logs.looked(Source(NEW).view())
+        for _ in range(2):
+            await taken(reader, pipeline, answered())
+        assert (len(pipeline.accepted), pipeline.gaps) == (1, [])
+
+    asyncio.run(story())
 
 
 def test_log_without_any_epochs_is_fetched_from(monkeypatch) -> None:
