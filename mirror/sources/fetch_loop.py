@@ -1,12 +1,8 @@
 """One connection's turn of partitions: which of them are asked for next, and how much there is room for.
 
 Held by `source`, one for each connection to each broker, which does the fetching. Each partition is first in
-its turn (in a fetch session the broker sees to that); one that needs more of an answer than others is asked
-for alone, outside the session; those that stand get nothing more, and leave the answers that they came in
-where room is short (`fetch_memory`).
-
-A broker does not repeat what has not changed, so an idle partition costs a fetch next to nothing. What its
-silence says, that all is as it was, is told now and then (`quiet`), as if it had been answered.
+its turn; one that needs more of an answer than others is asked for alone; those that stand get nothing more,
+and leave the answers that they came in where room is short (`fetch_memory`).
 """
 
 from __future__ import annotations
@@ -15,7 +11,7 @@ import asyncio
 import zlib
 from typing import NamedTuple
 
-from millrace.broker.client.fetch_session import FetchPosition, FetchSession
+from millrace.broker.client.raw_fetch import FetchPosition
 from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.mirror.pipeline import PartitionPipeline, State
 from millrace.mirror.sources.fetch_memory import MIN_FETCH_SIZE, FetchBudget, HeldMemory
@@ -26,8 +22,6 @@ ANY_WAIT_MS = 1 << 31
 NO_LIMIT = 1 << 31
 # Between two answers for those that try, where there is no room for the first one's batches, nor for more.
 FIRST_TRY_PAUSE_MS, MAX_TRY_PAUSE_MS = 1_000, 60_000
-# Often enough for what is told of lag and of what lasts (`silence`).
-QUIET_INTERVAL_MS = 1_000
 
 
 class Way(NamedTuple):
@@ -84,8 +78,6 @@ class FetchLoop:
         """Whether the broker's fetches do; None while it is not known, or may have changed."""
         self.most_of_each = NO_LIMIT
         """Bytes of any partition in the next answer."""
-        self.session = FetchSession()
-        self._quiet_told_at_ms = 0  # by the steady clock
         self._budget = budget
         self._is_in_floor = False  # the room is what is kept for those that get on while others stand
         self._tries = Tries()
@@ -156,18 +148,6 @@ class FetchLoop:
         if self.most_of_each == MIN_FETCH_SIZE:
             self._tries.tried(self.held.size, at_ms)
         return (in_need if self._was_for_one else positions), CROWDED_WAIT_MS if in_need else limit_ms
-
-    @property
-    def is_for_one(self) -> bool:
-        """Whether the last positions were those of one that is asked for alone."""
-        return self._was_for_one
-
-    def quiet(self, at_ms: int) -> list[TopicPartition]:
-        """Of whom, by the last answer in the session, nothing is new, where it is time to tell that."""
-        if at_ms - self._quiet_told_at_ms < QUIET_INTERVAL_MS:
-            return []
-        self._quiet_told_at_ms = at_ms
-        return self.session.quiet()
 
     async def until_changed(self, limit_ms: int) -> None:
         # The time limit is for what waits for a moment to come (`retry_at_ms`, the bucket).

@@ -64,7 +64,7 @@ from millrace.mirror.sources.source_logs import (
 from millrace.mirror.sources.survey import Surveyor
 from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.routes import SourcePartition, TopicSelector
-from millrace.mirror.troubles import ALL_TOPICS, Failure, Failures
+from millrace.mirror.troubles import ALL_TOPICS, Failures
 
 log = structlog.get_logger("millrace.mirror.sources.source")
 
@@ -156,8 +156,7 @@ class SourceReader:
             self._histories.forget(key)
             self._logs.found(pipeline.partition)
             for loop in self._loops.values():
-                if loop.partitions.pop(key, None) is not None:
-                    loop.session.end()  # its next owner here is told all
+                loop.partitions.pop(key, None)
 
     def moved(self, pipeline: PartitionPipeline) -> None:
         """Room was made: the loop of this partition may go on."""
@@ -366,7 +365,6 @@ class SourceReader:
             asked = {key: loop.partitions[key] for key in positions}
             sizes = self._sizes(asked.values())
             needed_size = max(pipeline.doubt.needed_size for pipeline in asked.values())
-            session = None if loop.is_for_one else loop.session
             most = min(sizes.answer, self._budget.most_of_a_fetch, room)
             max_size = max(MIN_FETCH_SIZE, needed_size, most)
             try:
@@ -387,7 +385,6 @@ class SourceReader:
                         partition_max_bytes=max(min(sizes.partition, loop.most_of_each), needed_size),
                         read_committed=True,
                         purpose=way.purpose,
-                        session=session,
                     )
             except CLUSTER_FAILURES as error:
                 if self.is_connected:
@@ -405,10 +402,6 @@ class SourceReader:
             self.is_connected = self.was_connected = True
             self._take_all(loop, asked, positions, answers)
             del answers  # or they would keep their memory until the next ones are there
-            if session is not None and (quiet := loop.quiet(steady_ms())):
-                with_room = session.had_room()
-                for key in quiet:
-                    self._nothing_new(asked[key], positions[key], had_room=key in with_room)
 
     def _not_answered(self, key: TopicPartition, pipeline: PartitionPipeline, reason: str) -> None:
         """Told of each partition: that others answer says nothing of it. The next answer ends it."""
@@ -423,17 +416,13 @@ class SourceReader:
         answers: list[FetchedPartition],
     ) -> None:
         size = sum(len(answer.records) for answer in answers)
-        frame = loop.held.take(size)
-        with_room: set[TopicPartition] | None = None
+        frame, first = loop.held.take(size), next(iter(positions))
         for answer in answers:
             self._bucket.spend(len(answer.records))
             key = (answer.topic, answer.partition)
-            had_room = not size or loop.is_for_one
-            if not had_room and not len(answer.records):
-                with_room = loop.session.had_room() if with_room is None else with_room
-                had_room = key in with_room
-            if not self._take(asked[key], positions[key], answer, frame, had_room=had_room):
-                loop.session.end()  # what was not taken would not be said again
+            if key in positions:
+                had_room = not size or key == first
+                self._take(asked[key], positions[key], answer, frame, had_room=had_room)
 
     def _sizes(self, asked: Iterable[PartitionPipeline]) -> FetchSizes:
         config = self._fetch_config
@@ -476,28 +465,17 @@ class SourceReader:
         frame: Frame | None = None,
         *,
         had_room: bool = True,
-    ) -> bool:
-        """Whether it was of what is asked for still."""
+    ) -> None:
         if not self._is_as_asked(pipeline, asked):
-            return False
-        if code := answer.error_code:
+            return
+        code = answer.error_code
+        if code:
             self._refused(pipeline, code, asked.current_leader_epoch)
-        elif self._logs.is_gone(pipeline):
+            return
+        if self._logs.is_gone(pipeline):
             pipeline.retry_at_ms = steady_ms() + ERROR_PAUSE_MS
             self._resolve(pipeline, is_of_id=True)
-        else:
-            self._accept(pipeline, asked, answer, frame, had_room=had_room)
-        return True
-
-    def _accept(
-        self,
-        pipeline: PartitionPipeline,
-        asked: FetchPosition,
-        answer: FetchedPartition,
-        frame: Frame | None,
-        *,
-        had_room: bool,
-    ) -> None:
+            return
         if self._refusals:
             self._refusals.pop((answer.topic, answer.partition), None)
         self._logs.found(pipeline.partition)
@@ -513,38 +491,15 @@ class SourceReader:
             self._parted(pipeline, answer.diverging)
             return
         now_ms = self._now_ms()
-        silence = self._silences.answered(
-            key, asked.offset, answer.last_stable_offset, gives=len(answer.records) > 0,
-            had_room=had_room, now_ms=now_ms,
-        )  # fmt: skip
+        silence = self._silences.answered(key, asked.offset, answer, had_room=had_room, now_ms=now_ms)
         pipeline.accept(answer, frame)
-        self._tell(key, pipeline, silence, now_ms)
-        self._answer(pipeline)
-
-    def _nothing_new(self, pipeline: PartitionPipeline, asked: FetchPosition, *, had_room: bool) -> None:
-        """A partition that the last answer did not name, as nothing has changed since it did."""
-        lag = pipeline.lag
-        if not self._is_as_asked(pipeline, asked) or lag.stable_end < 0:
-            return
-        now_ms, key = self._now_ms(), (pipeline.partition.topic, pipeline.partition.partition)
-        if self._refusals:
-            self._refusals.pop(key, None)  # an error would be said again
-        lag.sample(lag.log_end, now_ms, lag.stable_end)
-        silence = self._silences.answered(
-            key, asked.offset, lag.stable_end, gives=False, had_room=had_room, now_ms=now_ms
-        )
-        self._tell(key, pipeline, silence, now_ms)
-
-    def _tell(
-        self, key: TopicPartition, pipeline: PartitionPipeline, silence: Failure | None, now_ms: int
-    ) -> None:
-        """What is to be told of a partition that was answered well."""
         if reason := pipeline.doubt.reason:
             self.failures.failed(key, f"what the source gives is not taken: {reason}", now_ms)
         elif silence is not None:
             self.failures.failed(key, silence.reason, silence.since_ms)
         else:
             self.failures.over(key)
+        self._answer(pipeline)
 
     @staticmethod
     def _is_as_asked(pipeline: PartitionPipeline, asked: FetchPosition) -> bool:
