@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from millrace.broker.client.fetch_session import FetchPosition
 from millrace.broker.client.raw_fetch import FetchedPartition
 from millrace.broker.errors import (
     InvalidRecord,
@@ -73,6 +74,9 @@ class State(StrEnum):
     STOPPED = "stopped"
     DRAINING = "draining"
     CLOSED = "closed"
+
+
+RUNNING = State.RUNNING  # a member is looked up slowly
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +156,22 @@ class PartitionPipeline:
             return False
         outstanding = self.progress.outstanding_size
         return outstanding == 0 or (outstanding < cap and not self.stands(steady_ms))
+
+    def wants_the_same(self, before: FetchPosition, steady_ms: int) -> bool:
+        """Whether it wants to be fetched from where it was before, with nothing under way nor in doubt. So it
+        is with most of many at each turn of fetching; others are looked at whole (`wants_fetch`)."""
+        offset, _, epoch, topic_id = before
+        progress, doubt = self.progress, self._trust.last_doubt
+        return (
+            offset == progress.fetch_offset
+            and self.state is RUNNING
+            and not progress.outstanding_size
+            and steady_ms >= self.retry_at_ms
+            and epoch == progress.fetched_leader_epoch
+            and topic_id is self._record.origin.topic_id
+            and not progress.unrecorded_gaps
+            and (doubt.offset != offset or (doubt.question is None and not doubt.needed_size))
+        )
 
     def stands(self, steady_ms: int) -> bool:
         """Whether what is under way does not get through, for whatever reason: the target refuses it, does

@@ -4,12 +4,15 @@
 the answer's frame: nothing is decoded, decompressed or copied. Called by the mirror, the audit's reader and
 `read_to_end`.
 
-No fetch sessions: a request names every partition, and every partition is answered. A server over whose quota
-this client is answers with no partition at all and a throttle time: that is asked again when it is over, so
-callers never see it. Versions 4 to 17 are
-spoken (leader-epoch checks begin at 9, the diverging epoch at 12, topics go by id from 13 on). Topics are
-asked for by id when the caller knows all of them and the server speaks it: then a topic that was deleted and
-created again answers with an error, never with the records of its namesake. Otherwise they go by name.
+Without a session a request names every partition, and every partition is answered; who fetches again and
+again gives a `FetchSession`, and is answered what is new. A server over whose quota this client is answers
+with no partition at all and a throttle time: where all were asked for, that is asked again when it is over,
+so callers never see it. A session that the server does not know any more is begun anew, unseen too.
+
+Versions 4 to 17 are spoken (sessions begin at 7, leader-epoch checks at 9, the diverging epoch at 12, topics
+go by id from 13 on). Topics are asked for by id when the caller knows all of them and the server speaks it:
+then a topic that was deleted and created again answers with an error, never with the records of its namesake.
+Otherwise they go by name.
 
 The records of a partition begin with the batch that *contains* the offset asked for, so its first records
 may be older; and the last batch may be cut (`iterate_batches` skips it). Both are the protocol's own rules.
@@ -19,29 +22,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
-from uuid import UUID
 
 from millrace.broker.client.cluster import Cluster
-from millrace.broker.client.metadata import NO_TOPIC_ID
+from millrace.broker.client.connection import Connection
+from millrace.broker.client.fetch_session import Answer, FetchSession, LogEnds, Wanted
+from millrace.broker.client.fetch_session import FetchPosition as FetchPosition  # callers need both
 from millrace.broker.errors import ProtocolError, error_for_code
 from millrace.broker.protocol import hot_fetch
 from millrace.broker.protocol.frames import Api
+from millrace.broker.protocol.session_epochs import ENDED
 from millrace.broker.protocol.topic_partition import TopicPartition
 
 _VERSIONS = (4, 17)
 _VERSIONS_BY_NAME = (4, hot_fetch.FIRST_WITH_TOPIC_IDS - 1)
-
-
-class FetchPosition(NamedTuple):
-    """Where to read on. `current_leader_epoch` fences old leaders; `last_fetched_epoch` (of the last batch
-    before `offset`) makes the leader say where this reader's history leaves its own; -1 asks for neither.
-    `topic_id` says which topic of that name is meant."""
-
-    offset: int
-    current_leader_epoch: int = -1
-    last_fetched_epoch: int = -1
-    topic_id: UUID = NO_TOPIC_ID
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,28 +74,82 @@ async def fetch(
     partition_max_bytes: int = 1 << 20,
     read_committed: bool = True,
     purpose: str = "fetch",
+    session: FetchSession | None = None,
 ) -> list[FetchedPartition]:
     """Fetch from one broker: the answer comes when `min_bytes` are there or `max_wait_ms` are over.
 
     `max_bytes` and `partition_max_bytes` bound the answer, except that its first batch always comes whole.
-    Partitions are served in the order given, so a fair caller rotates them. Fetches that must not wait for
-    each other's long polls need different values of `purpose` (a connection each).
+    Partitions are served in the order given, so a fair caller rotates them; in a session the server does.
+    Fetches that must not wait for each other's long polls need different values of `purpose` (a connection
+    each). With a `session` only those are answered of which something is new; it tells who is quiet, and who
+    does not take an answer ends it.
 
     Errors of partitions are in the answer, and noted in the cluster's metadata. Raises the connection's
     errors (NetworkException, RequestTimedOut, ProtocolError), ClusterUnreachable, and the KafkaError of an
-    answer that is refused as a whole. A partition that the server's answer leaves out is a ProtocolError.
+    answer that is refused as a whole. A partition that an answer in full leaves out is a ProtocolError.
     """
-    connection = await cluster.connection(node_id, purpose)
-    names = {at.topic_id: topic for (topic, _), at in positions.items()}
-    by_id = NO_TOPIC_ID not in names
-    version = cluster.highest_version(connection, Api.FETCH, _VERSIONS if by_id else _VERSIONS_BY_NAME)
+    session = session or FetchSession(lasts=False)
+    limits = hot_fetch.FetchRequest(max_wait_ms, min_bytes, max_bytes, read_committed, ())
+    try:
+        connection = await cluster.connection(node_id, purpose)
+        return await _fetch(cluster, connection, positions, session, limits, partition_max_bytes)
+    except BaseException:
+        session.end()  # something that was answered may not have been taken
+        raise
+
+
+async def _fetch(
+    cluster: Cluster,
+    connection: Connection,
+    positions: Mapping[TopicPartition, FetchPosition],
+    session: FetchSession,
+    limits: hot_fetch.FetchRequest,
+    partition_max_bytes: int,
+) -> list[FetchedPartition]:
+    version = cluster.highest_version(
+        connection, Api.FETCH, _VERSIONS if session.have_ids(positions) else _VERSIONS_BY_NAME
+    )
     by_id = version >= hot_fetch.FIRST_WITH_TOPIC_IDS
-    request = hot_fetch.FetchRequest(
-        max_wait_ms,
-        min_bytes,
-        max_bytes,
-        read_committed,
-        [
+    while True:
+        wanted = session.want(positions, partition_max_bytes, by_id=by_id)
+        answer = await _exchange(
+            cluster, connection, version, _said(wanted, limits, partition_max_bytes, by_id=by_id)
+        )
+        connection.throttle(answer.throttle_ms)
+        if answer.error_code in ENDED and not session.said_all:
+            session.end()
+            continue
+        if answer.error_code:
+            plain = error_for_code(answer.error_code)
+            raise error_for_code(answer.error_code, f"{connection}: fetch is refused: {plain}")
+        if answer.partitions or not positions or not answer.throttle_ms or not session.said_all:
+            break
+    fetched = []
+    for given in answer.partitions:
+        key = session.key_of(given.topic, given.partition)
+        if key is None:
+            raise connection.breach(
+                f"fetch answers for {given.topic}-{given.partition}, which was not asked for"
+            )
+        fetched.append(_checked(cluster, key[0], given))
+    named = [
+        Answer(
+            (each.topic, each.partition),
+            LogEnds(each.high_watermark, each.last_stable_offset),
+            len(each.records) > 0,
+        )
+        for each in fetched
+    ]
+    if not session.answered(answer.session_id, named, is_throttled=answer.throttle_ms > 0):
+        raise connection.breach("the fetch answer is not about the partitions that were asked for")
+    return fetched
+
+
+def _said(
+    wanted: Wanted, limits: hot_fetch.FetchRequest, partition_max_bytes: int, *, by_id: bool
+) -> hot_fetch.FetchRequest:
+    return limits._replace(
+        partitions=[
             hot_fetch.PartitionFetch(
                 at.topic_id if by_id else topic,
                 partition,
@@ -111,37 +158,29 @@ async def fetch(
                 at.current_leader_epoch,
                 at.last_fetched_epoch,
             )
-            for (topic, partition), at in positions.items()
+            for (topic, partition), at in wanted.partitions
         ],
+        session_id=wanted.session_id,
+        session_epoch=wanted.session_epoch,
+        forgotten=wanted.forgotten,
     )
-    while True:
-        frame = await cluster.exchange(
-            connection,
-            lambda correlation_id: (
-                hot_fetch.encode_request(version, correlation_id, cluster.client_id, request),
-            ),
-            # The server may rightly be silent for the whole long poll, and want nothing more before.
-            cluster.request_timeout_ms + max_wait_ms + connection.throttle_left_ms,
-        )
-        try:
-            answer = hot_fetch.decode_response(frame, version)
-        except ProtocolError as error:
-            raise connection.breach(str(error)) from error
-        connection.throttle(answer.throttle_ms)
-        if answer.error_code:
-            plain = error_for_code(answer.error_code)
-            raise error_for_code(answer.error_code, f"{connection}: fetch is refused: {plain}")
-        if answer.partitions or not positions or not answer.throttle_ms:
-            break
-    fetched = []
-    for given in answer.partitions:
-        topic = names.get(given.topic) if isinstance(given.topic, UUID) else given.topic
-        if topic is None:
-            raise connection.breach(f"fetch answers for topic {given.topic}, which was not asked for")
-        fetched.append(_checked(cluster, topic, given))
-    if {(each.topic, each.partition) for each in fetched} != positions.keys():
-        raise connection.breach("the fetch answer is not about the partitions that were asked for")
-    return fetched
+
+
+async def _exchange(
+    cluster: Cluster, connection: Connection, version: int, request: hot_fetch.FetchRequest
+) -> hot_fetch.FetchResponse:
+    frame = await cluster.exchange(
+        connection,
+        lambda correlation_id: (
+            hot_fetch.encode_request(version, correlation_id, cluster.client_id, request),
+        ),
+        # The server may rightly be silent for the whole long poll, and want nothing more before.
+        cluster.request_timeout_ms + request.max_wait_ms + connection.throttle_left_ms,
+    )
+    try:
+        return hot_fetch.decode_response(frame, version)
+    except ProtocolError as error:
+        raise connection.breach(str(error)) from error
 
 
 def _checked(cluster: Cluster, topic: str, given: hot_fetch.PartitionData) -> FetchedPartition:

@@ -19,12 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from millrace.broker.errors import FetchSessionIdNotFound, FetchSessionTopicIdError, InvalidFetchSessionEpoch
 from millrace.broker.protocol.hot_fetch import PartitionFetch, Topic
-from millrace.broker.protocol.session_epochs import FULL, NO_SESSION, next_epoch
-
-ENDED = frozenset({FetchSessionIdNotFound.code, InvalidFetchSessionEpoch.code, FetchSessionTopicIdError.code})
-"""The leader has another idea of the session, or none: it restarted, or gave the room to somebody else."""
+from millrace.broker.protocol.session_epochs import ReaderEpochs
 
 Key = tuple[Topic, int]
 Owner = TypeVar("Owner")
@@ -43,8 +39,7 @@ class FollowerSession(Generic[Owner]):
     """What one lane asks its leader for. `Owner` is who a partition's answers belong to."""
 
     def __init__(self) -> None:
-        self._id = NO_SESSION
-        self._epoch = FULL
+        self._epochs = ReaderEpochs()
         self._asked: dict[Key, tuple[Owner | None, PartitionFetch]] = {}
 
     def want(self, owners: Iterable[tuple[Owner, PartitionFetch]]) -> Wanted:
@@ -56,12 +51,13 @@ class FollowerSession(Generic[Owner]):
         if any(before.get(key, asked)[0] is not asked[0] for key, asked in now.items()):
             self.end()  # what nobody took, or another owner, would not be said again
         self._asked = now
-        if self._epoch == FULL:
-            return Wanted(self._id, FULL, [question for _, question in now.values()], ())
+        session_id, epoch = self._epochs.id, self._epochs.epoch
+        if self._epochs.is_full:
+            return Wanted(session_id, epoch, [question for _, question in now.values()], ())
         changed = [
             question for key, (_, question) in now.items() if key not in before or before[key][1] != question
         ]
-        return Wanted(self._id, self._epoch, changed, [key for key in before if key not in now])
+        return Wanted(session_id, epoch, changed, [key for key in before if key not in now])
 
     def asked(self, key: Key) -> tuple[Owner | None, PartitionFetch] | None:
         """Whose an answer is (None: nobody's any more), and to which question; None where there was none."""
@@ -69,8 +65,7 @@ class FollowerSession(Generic[Owner]):
 
     def answered(self, session_id: int) -> None:
         """The leader's answer names the session; 0 where there is none (any more)."""
-        self._epoch = FULL if session_id == NO_SESSION else next_epoch(self._epoch)
-        self._id = session_id
+        self._epochs.answered(session_id)
 
     def let_go(self, key: Key) -> None:
         """Its owner is gone, or has not taken all that the leader has said."""
@@ -79,5 +74,5 @@ class FollowerSession(Generic[Owner]):
 
     def end(self) -> None:
         """Say everything anew next time, when the leader also learns that it can forget this session."""
-        self._epoch = FULL
+        self._epochs.end()
         self._asked = {}

@@ -33,11 +33,11 @@ from millrace.broker.errors import (
     error_for_code,
 )
 from millrace.broker.protocol import hot_fetch
-from millrace.broker.protocol.session_epochs import FINAL_EPOCH, FULL, NO_SESSION
+from millrace.broker.protocol.session_epochs import ENDED, FINAL_EPOCH, FULL, NO_SESSION
 from millrace.broker.protocol.topic_partition import TopicPartition
 from millrace.broker.replication.catching_up import LARGE_APPEND_SIZE, CatchingUp, Taken
 from millrace.broker.replication.follower import Answer
-from millrace.broker.replication.follower_session import ENDED, FollowerSession
+from millrace.broker.replication.follower_session import FollowerSession
 from millrace.broker.replication.lanes import NEVER, Lane, is_sweep_due, lane_of
 from millrace.broker.replication.leader_questions import fetch, log_bounds
 from millrace.broker.replication.local_partition import Flusher, LocalPartition

@@ -69,7 +69,8 @@ class PartitionProgress:
         """Of the last fetched batch: proof for the source that our log is its log."""
         self.outstanding_size = 0
         """Bytes of the spans that are not settled."""
-        self._unrecorded_gaps = 0
+        self.unrecorded_gaps = 0
+        """Of failed pieces. While there is one, fetching further would only pile up behind it."""
         self._closed = False
 
     @property
@@ -105,12 +106,11 @@ class PartitionProgress:
 
     @property
     def is_blocked(self) -> bool:
-        """A piece failed and its gap is not recorded: fetching further would only pile up behind it."""
-        return self._unrecorded_gaps > 0
+        return self.unrecorded_gaps > 0
 
     def fetched(self, next_offset: int, pieces: int, size: int = 0, leader_epoch: int = -1) -> Span:
         """Takes the stretch from the fetch offset up to `next_offset` under way."""
-        if self._closed or self._unrecorded_gaps:
+        if self._closed or self.unrecorded_gaps:
             raise BrokenCommitRule("a partition that was closed or stopped at a gap must not fetch on")
         if next_offset <= self.fetch_offset:
             raise BrokenCommitRule(f"offset {next_offset} is not after {self.fetch_offset}")
@@ -166,7 +166,7 @@ class PartitionProgress:
             raise BrokenCommitRule("a piece failed after it was acknowledged")
         span.outstanding -= 1
         span.unrecorded_gaps += 1
-        self._unrecorded_gaps += 1
+        self.unrecorded_gaps += 1
 
     def gap_recorded(self, span: Span) -> None:
         """The gap that `span` leaves is durable and the policy says skip: the position may pass it."""
@@ -175,7 +175,7 @@ class PartitionProgress:
         if span.unrecorded_gaps <= 0:
             raise BrokenCommitRule("a gap was recorded for a span that did not fail")
         span.unrecorded_gaps -= 1
-        self._unrecorded_gaps -= 1
+        self.unrecorded_gaps -= 1
         self._advance()
 
     def taken_back(self, span: Span) -> None:
@@ -186,7 +186,7 @@ class PartitionProgress:
     def tried_again(self, span: Span) -> None:
         """The gap of `span` is not final: `cut` follows, at the gap."""
         if not self._closed:
-            self._unrecorded_gaps -= span.unrecorded_gaps
+            self.unrecorded_gaps -= span.unrecorded_gaps
             span.unrecorded_gaps = 0
 
     def cut(self, offset: int) -> None:
@@ -200,7 +200,7 @@ class PartitionProgress:
         while spans and spans[-1].first_offset >= offset:
             span = spans.pop()
             self.outstanding_size -= span.size
-            self._unrecorded_gaps -= span.unrecorded_gaps
+            self.unrecorded_gaps -= span.unrecorded_gaps
         if spans:
             spans[-1].next_offset = min(spans[-1].next_offset, offset)
         self.fetch_offset = offset

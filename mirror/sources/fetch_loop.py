@@ -1,20 +1,27 @@
 """One connection's turn of partitions: which of them are asked for next, and how much there is room for.
 
 Held by `source`, one for each connection to each broker, which does the fetching. Each partition is first in
-its turn; one that needs more of an answer than others is asked for alone; those that stand get nothing more,
-and leave the answers that they came in where room is short (`fetch_memory`).
+its turn: in a fetch session the broker sees to that, and another one is begun where somebody is passed over.
+One that needs more of an answer than others is asked for alone, outside the session; those that stand get
+nothing more, and leave the answers that they came in where room is short (`fetch_memory`).
+
+A broker does not repeat what has not changed, so an idle partition costs a fetch next to nothing. What its
+silence says, that all is as it was, is told now and then (`quiet`), as if it had been answered.
 """
 
 from __future__ import annotations
 
 import asyncio
 import zlib
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from millrace.broker.client.raw_fetch import FetchPosition
+from millrace.broker.client.fetch_session import FetchPosition, FetchSession, LogEnds
 from millrace.broker.protocol.topic_partition import TopicPartition
+from millrace.mirror.config import FetchConfig
 from millrace.mirror.pipeline import PartitionPipeline, State
 from millrace.mirror.sources.fetch_memory import MIN_FETCH_SIZE, FetchBudget, HeldMemory
+from millrace.mirror.sources.fetch_sizes import FetchSizes, fetch_sizes
 
 # While a partition waits for room, the others' long poll is kept short: room may come at any moment.
 CROWDED_WAIT_MS = 20
@@ -22,6 +29,8 @@ ANY_WAIT_MS = 1 << 31
 NO_LIMIT = 1 << 31
 # Between two answers for those that try, where there is no room for the first one's batches, nor for more.
 FIRST_TRY_PAUSE_MS, MAX_TRY_PAUSE_MS = 1_000, 60_000
+# Often enough for what is told of lag and of what lasts (`silence`).
+QUIET_INTERVAL_MS = 1_000
 
 
 class Way(NamedTuple):
@@ -76,12 +85,17 @@ class FetchLoop:
         self.changed = asyncio.Event()  # room was made, or other partitions came
         self.tells_where_histories_part: bool | None = None
         """Whether the broker's fetches do; None while it is not known, or may have changed."""
-        self.most_of_each = NO_LIMIT
-        """Bytes of any partition in the next answer."""
+        self.session = FetchSession()
+        self._quiet_told_at_ms = 0  # by the steady clock
         self._budget = budget
         self._is_in_floor = False  # the room is what is kept for those that get on while others stand
         self._tries = Tries()
         self._turn = 0
+        self._before: Mapping[TopicPartition, FetchPosition] = {}
+        # Of the last positions: the most bytes of each, for how many each is behind, and how many one needs.
+        self._most_of_each = NO_LIMIT
+        self._behind: list[int] = []
+        self._needed_size = 0
         self._was_for_one = False  # the last fetch: for a partition that needs more of an answer than others
 
     def room(self, at_ms: int) -> int:
@@ -118,36 +132,75 @@ class FetchLoop:
             return {}, CROWDED_WAIT_MS
         cap = self._budget.most_of_a_partition
         positions: dict[TopicPartition, FetchPosition] = {}
-        self.most_of_each = NO_LIMIT
+        self._most_of_each = NO_LIMIT
+        self._behind = behind = []
+        before = {} if self._is_in_floor else self._before
+        self._needed_size = 0
         limit_ms = ANY_WAIT_MS
-        in_need: dict[TopicPartition, FetchPosition] = {}
-        keys = list(self.partitions)
+        in_need: PartitionPipeline | None = None
+        turns = list(self.partitions.items())
         # A source fills its answer in the order of the request: each partition is first in its turn.
-        if not self._was_for_one:
-            self._turn = (self._turn + 1) % max(1, len(keys))
-        for key in keys[self._turn :] + keys[: self._turn]:
-            pipeline = self.partitions[key]
+        if not self._was_for_one and self.session.says_all_next:
+            self._turn = (self._turn + 1) % max(1, len(turns))
+        for key, pipeline in turns[self._turn :] + turns[: self._turn]:
+            if (known := before.get(key)) is not None and pipeline.wants_the_same(known, at_ms):
+                positions[key] = known
+                if pipeline.lag.log_end > known.offset:
+                    behind.append(pipeline.bytes_behind)
+                continue
             progress = pipeline.progress
             tries = self._is_in_floor and not pipeline.gets_on(at_ms)
             if pipeline.wants_fetch(at_ms, cap) and not (
                 tries and (progress.outstanding_size or not self._tries.may(pipeline, at_ms))
             ):
                 if tries:
-                    self.most_of_each = MIN_FETCH_SIZE
-                wanted = FetchPosition(
-                    progress.fetch_offset, -1, progress.fetched_leader_epoch, pipeline.origin.topic_id
-                )
+                    self._most_of_each = MIN_FETCH_SIZE
                 if pipeline.doubt.needed_size == 0:
-                    positions[key] = wanted
-                elif not in_need:
-                    in_need[key] = wanted
+                    positions[key] = _position_of(pipeline)
+                    behind.append(pipeline.bytes_behind)
+                elif in_need is None:
+                    in_need, key_in_need = pipeline, key
             elif pipeline.state is State.RUNNING:
                 limit_ms = min(limit_ms, _wants_in_ms(pipeline, at_ms))
+        self._before = positions
         # Alone, as others would take its part of the answer; every second time, or they would get nothing.
-        self._was_for_one = bool(in_need) and not (positions and self._was_for_one)
-        if self.most_of_each == MIN_FETCH_SIZE:
+        self._was_for_one = in_need is not None and not (positions and self._was_for_one)
+        if self._most_of_each == MIN_FETCH_SIZE:
             self._tries.tried(self.held.size, at_ms)
-        return (in_need if self._was_for_one else positions), CROWDED_WAIT_MS if in_need else limit_ms
+        if in_need is None:
+            return positions, limit_ms
+        if self._was_for_one:
+            positions = {key_in_need: _position_of(in_need)}
+            self._behind, self._needed_size = [in_need.bytes_behind], in_need.doubt.needed_size
+        return positions, CROWDED_WAIT_MS
+
+    def sizes(self, config: FetchConfig, room: int) -> FetchSizes:
+        """How much to ask for of the last positions, where there is room for so much."""
+        most, budget = config.behind_max_bytes, self._budget
+        wanted = fetch_sizes(
+            FetchSizes(config.max_bytes, config.partition_max_bytes),
+            FetchSizes(most, min(most, budget.most_of_a_partition)),
+            self._behind,
+        )
+        return FetchSizes(
+            max(MIN_FETCH_SIZE, self._needed_size, min(wanted.answer, budget.most_of_a_fetch, room)),
+            max(self._needed_size, min(wanted.partition, self._most_of_each)),
+        )
+
+    @property
+    def is_for_one(self) -> bool:
+        """Whether the last positions were those of one that is asked for alone."""
+        return self._was_for_one
+
+    def quiet(self, at_ms: int) -> dict[TopicPartition, LogEnds]:
+        """Of whom, by the last answer in the session, nothing is new, where it is time to tell that: and time
+        that somebody else is first, where one is passed over."""
+        if at_ms - self._quiet_told_at_ms < QUIET_INTERVAL_MS:
+            return {}
+        self._quiet_told_at_ms = at_ms
+        if self.session.passes_over:
+            self.session.end()
+        return self.session.quiet()
 
     async def until_changed(self, limit_ms: int) -> None:
         # The time limit is for what waits for a moment to come (`retry_at_ms`, the bucket).
@@ -156,6 +209,11 @@ class FetchLoop:
                 await self.changed.wait()
         except TimeoutError:
             return
+
+
+def _position_of(pipeline: PartitionPipeline) -> FetchPosition:
+    progress = pipeline.progress
+    return FetchPosition(progress.fetch_offset, -1, progress.fetched_leader_epoch, pipeline.origin.topic_id)
 
 
 def _wants_in_ms(pipeline: PartitionPipeline, at_ms: int) -> int:

@@ -26,7 +26,8 @@ class LagSamples:
     def __init__(self) -> None:
         self._log_ends: list[int] = []  # growing
         self._at_ms: list[int] = []
-        self._log_end = -1
+        self.log_end = -1  # read at each turn of fetching; it changes here alone
+        """The last log end seen, or -1 before the first sample."""
         self._stable_end = -1
         self._held_since_ms = -1
         self._sampled_at_ms = -1
@@ -41,18 +42,13 @@ class LagSamples:
         return 0 if self._held_since_ms < 0 else max(0, now_ms - self._held_since_ms)
 
     @property
-    def log_end(self) -> int:
-        """The last log end seen, or -1 before the first sample."""
-        return self._log_end
-
-    @property
     def sampled_at_ms(self) -> int:
         return self._sampled_at_ms
 
     def resume(self, position: int, waiting_since_ms: int, log_end: int) -> None:
         """What the last owner knew: since when a record has been waiting at `position`, and where the log
         ended (-1: it did not know). Before any sample."""
-        self._log_end = log_end
+        self.log_end = log_end
         if waiting_since_ms >= 0:
             self._log_ends.append(position + 1)
             self._at_ms.append(waiting_since_ms)
@@ -68,9 +64,9 @@ class LagSamples:
             elif stable_end != self._stable_end or self._held_since_ms < 0:
                 self._held_since_ms = now_ms
             self._stable_end = stable_end
-        if log_end == self._log_end:
+        if log_end == self.log_end:
             return
-        self._log_end = log_end
+        self.log_end = log_end
         if self._log_ends and log_end < self._log_ends[-1]:
             kept = bisect_right(self._log_ends, log_end)
             since_ms = self._at_ms[kept]
@@ -88,7 +84,7 @@ class LagSamples:
         return self._at_ms[index] if index < len(self._at_ms) else None
 
     def records_behind(self, position: int) -> int:
-        return max(0, self._log_end - position)
+        return max(0, self.log_end - position)
 
     def seconds_behind(self, position: int, now_ms: int) -> float:
         self._forget_before(position)

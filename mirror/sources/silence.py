@@ -6,8 +6,9 @@ server may where it does not find its batches, as behind a wrong length. No erro
 stands still. For a moment that is nobody's business, and it never is where
 
     records follow, but none may be read   the last stable offset is the position: a transaction is open
-    others had the room of the answer      a server fills it in the order of the request, so what counts is an
-                                           answer with nothing at all, or for whom is first in the request
+    others had the room of the answer      a server fills it in the order in which it reads, so what counts
+                                           is to stand before the first partition that it gives something
+                                           (`FetchSession.had_room`)
     nothing is asked for                   a paused partition, or a source over whose quota this client is
 
 An answer tells no reason, so compaction is a possible one too: where it has taken out all that followed,
@@ -20,7 +21,6 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from millrace.broker.client.raw_fetch import FetchedPartition
 from millrace.mirror.troubles import LASTING_AFTER_MS, Failure
 
 K = TypeVar("K", bound=Hashable)
@@ -43,11 +43,11 @@ class Silences(Generic[K]):
         self._silences: dict[K, _Silence] = {}
 
     def answered(
-        self, key: K, offset: int, answer: FetchedPartition, *, had_room: bool, now_ms: int
+        self, key: K, offset: int, stable_end: int, *, gives: bool, had_room: bool, now_ms: int
     ) -> Failure | None:
-        """A good answer to a fetch at `offset`, for which the answer had room or others took it: what is to
-        be told of it now."""
-        if len(answer.records) or answer.last_stable_offset <= offset:
+        """A good answer to a fetch at `offset`, which gives records or none where the log is stable up to
+        `stable_end`, and had room for some or others took it: what is to be told of it now."""
+        if gives or stable_end <= offset:
             self.over(key)
             return None
         silence = self._silences.get(key)
@@ -59,7 +59,7 @@ class Silences(Generic[K]):
             return None
         reason = (
             f"the source gives nothing at offset {offset}, without an error, though its log goes on to "
-            f"{answer.last_stable_offset}; see the broker's remote store (tiered storage), its quota of "
+            f"{stable_end}; see the broker's remote store (tiered storage), its quota of "
             "remote reads and what it logs. Where compaction has taken out all that followed, the next "
             "record ends this"
         )

@@ -30,6 +30,7 @@ from typing import Any
 import structlog
 
 from millrace.broker.client.cluster import Cluster
+from millrace.broker.client.fetch_session import LogEnds
 from millrace.broker.client.metadata import ClusterMetadata, TopicMetadata
 from millrace.broker.client.raw_fetch import FetchedPartition, FetchPosition, fetch, tells_diverging_epoch
 from millrace.broker.errors import (
@@ -51,20 +52,14 @@ from millrace.mirror.sources.doubt import Question, ToldDamage
 from millrace.mirror.sources.epochs import untold
 from millrace.mirror.sources.fetch_loop import FetchLoop, Way, way_number
 from millrace.mirror.sources.fetch_memory import MIN_FETCH_SIZE, FetchBudget, Frame
-from millrace.mirror.sources.fetch_sizes import FetchSizes, fetch_sizes
 from millrace.mirror.sources.histories import Histories
 from millrace.mirror.sources.rate import TokenBucket
 from millrace.mirror.sources.silence import Silences
-from millrace.mirror.sources.source_logs import (
-    SOURCE_BACK_OFF,
-    SourceLogs,
-    is_other_log,
-    joined,
-)
+from millrace.mirror.sources.source_logs import SOURCE_BACK_OFF, SourceLogs, is_other_log, joined
 from millrace.mirror.sources.survey import Surveyor
 from millrace.mirror.steady import steady_ms
 from millrace.mirror.topics.routes import SourcePartition, TopicSelector
-from millrace.mirror.troubles import ALL_TOPICS, Failures
+from millrace.mirror.troubles import ALL_TOPICS, Failure, Failures
 
 log = structlog.get_logger("millrace.mirror.sources.source")
 
@@ -156,7 +151,8 @@ class SourceReader:
             self._histories.forget(key)
             self._logs.found(pipeline.partition)
             for loop in self._loops.values():
-                loop.partitions.pop(key, None)
+                if loop.partitions.pop(key, None) is not None:
+                    loop.session.end()  # its next owner here is told all
 
     def moved(self, pipeline: PartitionPipeline) -> None:
         """Room was made: the loop of this partition may go on."""
@@ -363,10 +359,8 @@ class SourceReader:
             if (allowed := self._bucket.room(self._now_ms())) is not None:
                 room = min(room, allowed)
             asked = {key: loop.partitions[key] for key in positions}
-            sizes = self._sizes(asked.values())
-            needed_size = max(pipeline.doubt.needed_size for pipeline in asked.values())
-            most = min(sizes.answer, self._budget.most_of_a_fetch, room)
-            max_size = max(MIN_FETCH_SIZE, needed_size, most)
+            sizes = loop.sizes(self._fetch_config, room)
+            session = None if loop.is_for_one else loop.session
             try:
                 if loop.tells_where_histories_part is None:
                     loop.tells_where_histories_part = await tells_diverging_epoch(self.cluster, way.node)
@@ -374,17 +368,18 @@ class SourceReader:
                     positions = await self._compare(asked, positions)
                     if not positions:
                         continue
-                with loop.held.asking(max_size):
+                with loop.held.asking(sizes.answer):
                     answers = await fetch(
                         self.cluster,
                         way.node,
                         positions,
                         min_bytes=1,
                         max_wait_ms=min(limit_ms, self._fetch_config.max_wait_ms),
-                        max_bytes=max_size,
-                        partition_max_bytes=max(min(sizes.partition, loop.most_of_each), needed_size),
+                        max_bytes=sizes.answer,
+                        partition_max_bytes=sizes.partition,
                         read_committed=True,
                         purpose=way.purpose,
+                        session=session,
                     )
             except CLUSTER_FAILURES as error:
                 if self.is_connected:
@@ -402,6 +397,10 @@ class SourceReader:
             self.is_connected = self.was_connected = True
             self._take_all(loop, asked, positions, answers)
             del answers  # or they would keep their memory until the next ones are there
+            if session is not None and (quiet := loop.quiet(steady_ms())):
+                with_room = session.had_room()
+                for key, ends in quiet.items():
+                    self._nothing_new(asked[key], positions[key], ends, had_room=key in with_room)
 
     def _not_answered(self, key: TopicPartition, pipeline: PartitionPipeline, reason: str) -> None:
         """Told of each partition: that others answer says nothing of it. The next answer ends it."""
@@ -416,22 +415,17 @@ class SourceReader:
         answers: list[FetchedPartition],
     ) -> None:
         size = sum(len(answer.records) for answer in answers)
-        frame, first = loop.held.take(size), next(iter(positions))
+        frame = loop.held.take(size)
+        with_room: set[TopicPartition] | None = None
         for answer in answers:
             self._bucket.spend(len(answer.records))
             key = (answer.topic, answer.partition)
-            if key in positions:
-                had_room = not size or key == first
-                self._take(asked[key], positions[key], answer, frame, had_room=had_room)
-
-    def _sizes(self, asked: Iterable[PartitionPipeline]) -> FetchSizes:
-        config = self._fetch_config
-        most = config.behind_max_bytes
-        return fetch_sizes(
-            FetchSizes(config.max_bytes, config.partition_max_bytes),
-            FetchSizes(most, min(most, self._budget.most_of_a_partition)),
-            [pipeline.bytes_behind for pipeline in asked],
-        )
+            had_room = not size or loop.is_for_one
+            if not had_room and not len(answer.records):
+                with_room = loop.session.had_room() if with_room is None else with_room
+                had_room = key in with_room
+            if not self._take(asked[key], positions[key], answer, frame, had_room=had_room):
+                loop.session.end()  # what was not taken would not be said again
 
     async def _compare(
         self,
@@ -465,17 +459,28 @@ class SourceReader:
         frame: Frame | None = None,
         *,
         had_room: bool = True,
-    ) -> None:
+    ) -> bool:
+        """Whether it was of what is asked for still."""
         if not self._is_as_asked(pipeline, asked):
-            return
-        code = answer.error_code
-        if code:
+            return False
+        if code := answer.error_code:
             self._refused(pipeline, code, asked.current_leader_epoch)
-            return
-        if self._logs.is_gone(pipeline):
+        elif self._logs.is_gone(pipeline):
             pipeline.retry_at_ms = steady_ms() + ERROR_PAUSE_MS
             self._resolve(pipeline, is_of_id=True)
-            return
+        else:
+            self._accept(pipeline, asked, answer, frame, had_room=had_room)
+        return True
+
+    def _accept(
+        self,
+        pipeline: PartitionPipeline,
+        asked: FetchPosition,
+        answer: FetchedPartition,
+        frame: Frame | None,
+        *,
+        had_room: bool,
+    ) -> None:
         if self._refusals:
             self._refusals.pop((answer.topic, answer.partition), None)
         self._logs.found(pipeline.partition)
@@ -491,15 +496,43 @@ class SourceReader:
             self._parted(pipeline, answer.diverging)
             return
         now_ms = self._now_ms()
-        silence = self._silences.answered(key, asked.offset, answer, had_room=had_room, now_ms=now_ms)
+        silence = self._silences.answered(
+            key, asked.offset, answer.last_stable_offset,
+            gives=len(answer.records) > 0, had_room=had_room, now_ms=now_ms,
+        )  # fmt: skip
         pipeline.accept(answer, frame)
+        self._tell(key, pipeline, silence, now_ms)
+        self._answer(pipeline)
+
+    def _nothing_new(
+        self, pipeline: PartitionPipeline, asked: FetchPosition, ends: LogEnds, *, had_room: bool
+    ) -> None:
+        """A partition that the last answer did not name, as nothing has changed since one did."""
+        if not self._is_as_asked(pipeline, asked) or self._logs.is_gone(pipeline):
+            return
+        self._logs.found(pipeline.partition)
+        now_ms, key = self._now_ms(), (pipeline.partition.topic, pipeline.partition.partition)
+        if self._refusals:
+            self._refusals.pop(key, None)  # an error would be said again
+        # A stable end that moves alone is not said: while a transaction is open, `_keep_log_ends` asks.
+        stable_end = ends.last_stable_offset
+        if 0 <= ends.high_watermark <= stable_end:
+            pipeline.lag.sample(stable_end, now_ms, stable_end)
+        silence = self._silences.answered(
+            key, asked.offset, stable_end, gives=False, had_room=had_room, now_ms=now_ms
+        )
+        self._tell(key, pipeline, silence, now_ms)
+
+    def _tell(
+        self, key: TopicPartition, pipeline: PartitionPipeline, silence: Failure | None, now_ms: int
+    ) -> None:
+        """What is to be told of a partition that was answered well."""
         if reason := pipeline.doubt.reason:
             self.failures.failed(key, f"what the source gives is not taken: {reason}", now_ms)
         elif silence is not None:
             self.failures.failed(key, silence.reason, silence.since_ms)
         else:
             self.failures.over(key)
-        self._answer(pipeline)
 
     @staticmethod
     def _is_as_asked(pipeline: PartitionPipeline, asked: FetchPosition) -> bool:

@@ -11,7 +11,6 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
-from uuid import UUID
 
 import structlog
 
@@ -65,22 +64,21 @@ class SourceLogs:
         self._now_ms = now_ms
         self._record_start = record_start
         self._unexplained: dict[SourcePartition, tuple[int, int]] = {}  # offset, how often in a row
-        self._topic_ids: dict[str, UUID] = {}  # as they were told last
+        self._origins: dict[str, Origin] = {}  # of topics, as they were told last
 
     # --- which they are ----------------------------------------------------------------------------
 
     def looked(self, view: ClusterMetadata) -> None:
         """A look at the source gave this."""
-        self._topic_ids.update((each.name, each.topic_id) for each in view.topics.values())
+        cluster_id = view.cluster_id or ""
+        self._origins.update((each.name, Origin(cluster_id, each.topic_id)) for each in view.topics.values())
 
     def is_gone(self, pipeline: PartitionPipeline) -> bool:
         """Whether the name of a partition's topic was another one's when it was told last: what is fetched by
         name is that one's. A partition may be in the log that is gone, at an offset that the other has: when
         it goes back to its position, or tries a gap again."""
-        topic_id = self._topic_ids.get(pipeline.partition.topic, NO_TOPIC_ID)
-        return (
-            NO_TOPIC_ID not in (topic_id, pipeline.origin.topic_id) and topic_id != pipeline.origin.topic_id
-        )
+        now = self._origins.get(pipeline.partition.topic)
+        return now is not None and is_other_log(pipeline.origin, now)
 
     # --- where to begin --------------------------------------------------------------------------
 

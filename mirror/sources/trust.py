@@ -29,7 +29,8 @@ class Trust:
     """Of one partition in one log."""
 
     def __init__(self) -> None:
-        self._doubt = Doubt(0)
+        self.last_doubt = Doubt(0)
+        """Of the offset that was asked about last; `at` gives that of any."""
         self._is_looked_at = False
         self._misplaced_up_to = -1
         self._batch_start = self._batch_end = -1
@@ -37,13 +38,13 @@ class Trust:
 
     def at(self, offset: int) -> Doubt:
         """Of what stands there; the same one as long as the fetch offset is the same."""
-        if self._doubt.offset != offset:
-            self._doubt = Doubt(offset)
-        return self._doubt
+        if self.last_doubt.offset != offset:
+            self.last_doubt = Doubt(offset)
+        return self.last_doubt
 
     def forget_doubt(self, offset: int) -> None:
         """Fetching goes on there, and what stands there is as new."""
-        self._doubt = Doubt(offset)
+        self.last_doubt = Doubt(offset)
 
     def forget_order(self) -> None:
         """Fetching goes on from before, or in another log: where one stands out of its place is found out

@@ -12,6 +12,7 @@ import uvloop
 
 from millrace.broker.client import admin
 from millrace.broker.client.cluster import Cluster
+from millrace.broker.client.fetch_session import FetchSession, LogEnds
 from millrace.broker.client.group_member import GroupMember
 from millrace.broker.client.group_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from millrace.broker.client.offsets import EARLIEST, EARLIEST_LOCAL, LATEST
@@ -21,9 +22,11 @@ from millrace.broker.client.raw_produce import init_producer_id, produce
 from millrace.broker.client.read_to_end import read_topic_to_end
 from millrace.broker.errors import (
     IllegalGeneration,
+    InconsistentTopicId,
     OffsetOutOfRange,
     TopicAlreadyExists,
     UnknownMemberId,
+    UnknownTopicId,
     UnknownTopicOrPartition,
 )
 from millrace.broker.protocol.batch import HEADER_SIZE, iterate_batches, verify_crc
@@ -171,6 +174,60 @@ def test_large_requests_are_pipelined_and_keep_their_order(bootstrap: str, topic
                 found.append(bytes(fetched.records[at + HEADER_SIZE : at + header.size]))
                 offset = header.next_offset
         assert found == [bytes(each[HEADER_SIZE:]) for each in sent]
+
+    run(bootstrap, test)
+
+
+def test_fetch_in_a_session_is_answered_what_is_new(bootstrap: str, topic: str) -> None:
+    async def test(ewr: Cluster) -> None:
+        node = await made(ewr, topic, 4)
+        session = FetchSession()
+        topic_id = (await ewr.metadata([topic])).topics[topic].topic_id
+        positions = {(topic, number): FetchPosition(0, topic_id=topic_id) for number in range(4)}
+
+        async def asked(max_wait_ms: int = 0) -> dict[int, tuple[int, int]]:
+            fetched = await fetch(ewr, node, positions, session=session, max_wait_ms=max_wait_ms)
+            return {each.partition: (each.error_code, each.high_watermark) for each in fetched}
+
+        assert await asked() == dict.fromkeys(range(4), (0, 0))
+        assert await asked() == {}
+        assert session.quiet() == dict.fromkeys(positions, LogEnds(0, 0))
+        await produce(ewr, node, {(topic, 2): batch()})
+        assert await asked(max_wait_ms=60_000) == {2: (0, 3)}
+        assert session.had_room() == {(topic, 0), (topic, 1)}
+        assert await asked() == {2: (0, 3)}, "from the same offset"
+        assert session.had_room() == {(topic, 0), (topic, 1), (topic, 3)}, "it is read last now"
+        positions[topic, 2] = FetchPosition(3, topic_id=topic_id)
+        assert await asked() == {}
+        positions[topic, 1] = FetchPosition(1, topic_id=topic_id)
+        del positions[topic, 0]
+        for _ in range(2):
+            assert await asked() == {1: (OffsetOutOfRange.code, -1)}
+        positions[topic, 0] = positions[topic, 1] = FetchPosition(0, topic_id=topic_id)
+        assert await asked() == {0: (0, 0), 1: (0, 0)}
+        await fetch(ewr, node, {(topic, 3): positions[topic, 3]}, max_wait_ms=0)
+        assert await asked() == {}, "one fetch alone meanwhile is none of the session"
+        assert not session.said_all
+        session.end()
+        assert await asked() == {0: (0, 0), 1: (0, 0), 2: (0, 3), 3: (0, 0)}
+        await admin.delete_topic(ewr, topic)
+        await gone(ewr, topic)
+
+        gone_codes = {UnknownTopicId.code, UnknownTopicOrPartition.code, InconsistentTopicId.code}
+
+        async def is_told() -> bool:
+            return {code for code, _ in (await asked()).values()} <= gone_codes
+
+        await until_async(is_told, "no topic has this id", every_s=0.01)
+        await made(ewr, topic, 4)
+        await produce(ewr, node, {(topic, 0): batch()})
+        for _ in range(2):
+            said = await asked()
+            assert said.keys() == {0, 1, 2, 3}
+            assert {code for code, _ in said.values()} <= gone_codes, "its namesake gives nothing"
+            del positions[topic, 3]
+            await asked()
+            positions[topic, 3] = positions[topic, 0]  # by the id alone now
 
     run(bootstrap, test)
 

@@ -6,6 +6,10 @@ from tests.mutants.mutant import Mutant
 
 UNIT = "tests/unit/mirror"
 THROTTLE = "tests/unit/client/test_throttle.py"
+SESSION = "tests/unit/client/test_fetch_session.py"
+FETCHES = "tests/unit/client/test_fetches_in_a_session.py"
+SESSIONS = f"{UNIT}/test_fetch_sessions_of_a_source.py"
+TURNS = f"{UNIT}/test_turns_of_fetching.py"
 MEMORY = f"{UNIT}/test_fetch_memory.py"
 BUDGET = "mirror/sources/fetch_memory.py"
 LOOP = "mirror/sources/fetch_loop.py"
@@ -26,19 +30,126 @@ OF_MIRROR_FETCHING = (
         name="open-transaction-told-as-silence",
         promise="What an open transaction holds back is no silence of the source.",
         file="mirror/sources/silence.py",
-        rule="answer.last_stable_offset <= offset:",
-        instead="answer.high_watermark <= offset:",
+        rule="        if gives or stable_end <= offset:\n",
+        instead="        if gives:\n",
         red=(f"{UNIT}/test_silence.py::test_what_an_open_transaction_holds_back_is_not_told",),
     ),
     Mutant(
         name="crowded-answer-told-as-silence",
         promise="Who gets nothing because others took the room of the answer is not met with silence.",
         file="mirror/sources/source.py",
-        rule="                had_room = not size or key == first\n",
-        instead="                had_room = not size or first in positions\n",
+        rule="                had_room = key in with_room\n",
+        instead="                had_room = True\n",
         red=(
             f"{UNIT}/test_silence.py::test_partition_that_others_leave_no_room_is_not_told_and_the_first_in_its_turn_is",
         ),
+    ),
+    Mutant(
+        name="session-goes-on-after-what-was-not-taken",
+        promise="What was said to a partition that did not take it is asked for anew.",
+        file="mirror/sources/source.py",
+        rule="                loop.session.end()  # what was not taken would not be said again\n",
+        instead="                pass\n",
+        red=(f"{SESSIONS}::test_answer_that_was_not_taken_is_asked_for_anew",),
+    ),
+    Mutant(
+        name="session-goes-on-over-a-new-owner",
+        promise="A partition that is given again is told all.",
+        file="mirror/sources/source.py",
+        rule="                    loop.session.end()  # its next owner here is told all\n",
+        instead="                    pass\n",
+        red=(f"{SESSIONS}::test_partition_that_is_taken_away_and_given_again_is_told_all",),
+    ),
+    Mutant(
+        name="silence-taken-for-a-stable-end",
+        promise="A transaction that is open still is asked for, as its end alone need not be said.",
+        file="mirror/sources/source.py",
+        rule="        if 0 <= ends.high_watermark <= stable_end:\n",
+        instead="        if True:\n",
+        red=(f"{SESSIONS}::test_stable_end_that_moves_alone_is_asked_for",),
+    ),
+    Mutant(
+        name="session-of-a-broker-outlives-a-lost-answer",
+        promise="After an answer that was lost all is said.",
+        file="broker/client/raw_fetch.py",
+        rule="        session.end()  # something that was answered may not have been taken\n",
+        instead="        pass\n",
+        red=(
+            f"{FETCHES}::test_after_a_lost_answer_all_is_said",
+            f"{FETCHES}::test_fetch_that_is_cancelled_ends_the_session",
+        ),
+    ),
+    Mutant(
+        name="session-forgets-nobody",
+        promise="Who is not asked for any more leaves the session.",
+        file="broker/client/fetch_session.py",
+        rule="[self._forget(key) for key in [key for key in asked if key not in positions]]\n",
+        instead="[self._forget(key) for key in ()]\n",
+        red=(f"{SESSION}::test_somebody_whose_log_goes_on_and_who_gets_nothing_is_passed_over",),
+    ),
+    Mutant(
+        name="served-ones-stay-first-in-a-session",
+        promise="Who had room in an answer is found out by the order in which the broker reads.",
+        file="broker/client/fetch_session.py",
+        rule="                self._asked[key] = self._asked.pop(key)\n",
+        instead="                pass\n",
+        red=(f"{SESSION}::test_who_was_given_records_is_read_last_next_time",),
+    ),
+    Mutant(
+        name="quota-taken-for-silence",
+        promise="An answer that is empty because of a quota says nothing of anybody.",
+        file="broker/client/fetch_session.py",
+        rule="        self._is_of_all = not (is_throttled and not self._named)\n",
+        instead="        self._is_of_all = True\n",
+        red=(f"{SESSION}::test_answer_that_is_empty_because_of_a_quota_tells_nothing_and_loses_nothing",),
+    ),
+    Mutant(
+        name="idle-one-asked-for-at-an-old-place",
+        promise="One that was moved meanwhile is asked for from where it is now.",
+        file="mirror/pipeline.py",
+        rule="            offset == progress.fetch_offset\n            and self.state is RUNNING\n",
+        instead="            self.state is RUNNING\n",
+        red=(f"{TURNS}::test_position_that_has_changed_is_said_as_it_is_now",),
+    ),
+    Mutant(
+        name="idle-one-fetched-while-it-waits",
+        promise="Who waits before the next try is not fetched meanwhile, wherever it stands.",
+        file="mirror/pipeline.py",
+        rule="            and steady_ms >= self.retry_at_ms\n",
+        instead="",
+        red=(f"{TURNS}::test_who_wants_no_fetch_any_more_is_not_asked_for",),
+    ),
+    Mutant(
+        name="passed-over-for-ever-in-a-session",
+        promise="Who gets nothing in its place of a session's order is first in another one before long.",
+        file="mirror/sources/fetch_loop.py",
+        rule="        if self.session.passes_over:\n",
+        instead="        if False:\n",
+        red=(f"{SESSIONS}::test_who_is_passed_over_is_first_before_long",),
+    ),
+    Mutant(
+        name="turns-that-go-by-unsaid",
+        promise="Each partition is first in its turn, however many fetches lie between two turns.",
+        file="mirror/sources/fetch_loop.py",
+        rule="        if not self._was_for_one and self.session.says_all_next:\n",
+        instead="        if not self._was_for_one:\n",
+        red=(f"{SESSIONS}::test_who_is_passed_over_is_first_before_long",),
+    ),
+    Mutant(
+        name="end-of-a-log-as-somebody-else-took-it",
+        promise="Silence says that a log ends where the source has said last, whoever took that.",
+        file="mirror/sources/source.py",
+        rule="            pipeline.lag.sample(stable_end, now_ms, stable_end)\n",
+        instead="            pipeline.lag.sample(pipeline.lag.log_end, now_ms, pipeline.lag.stable_end)\n",
+        red=(f"{SESSIONS}::test_end_that_came_with_what_was_not_taken_is_known_by_silence",),
+    ),
+    Mutant(
+        name="session-by-name",
+        promise="Brokers without ids, which may starve partitions in a session, are asked for all each time.",
+        file="broker/client/fetch_session.py",
+        rule="            epoch = self._epochs.epoch if self._lasts and by_id else FINAL_EPOCH\n",
+        instead="            epoch = self._epochs.epoch if self._lasts else FINAL_EPOCH\n",
+        red=(f"{SESSION}::test_who_asks_by_name_says_all_each_time",),
     ),
     Mutant(
         name="standing-still-untold",
@@ -55,8 +166,8 @@ OF_MIRROR_FETCHING = (
         name="throttled-answer-is-a-breach",
         promise="An answer that holds a throttle time and no topic is asked for again.",
         file="broker/client/raw_fetch.py",
-        rule="        if answer.partitions or not positions or not answer.throttle_ms:\n",
-        instead="        if answer.throttle_ms >= 0:\n",
+        rule="if answer.partitions or not positions or not answer.throttle_ms or not session.said_all:\n",
+        instead="if answer.throttle_ms >= 0:\n",
         red=(f"{THROTTLE}::test_answer_of_a_throttle_time_alone_is_not_about_the_partitions",),
     ),
     Mutant(

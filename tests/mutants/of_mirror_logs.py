@@ -209,8 +209,8 @@ OF_MIRROR_LOGS = (
         name="fetched-by-the-name-of-a-topic-that-is-gone",
         promise="What is fetched by name is not taken for the topic that is known to be gone.",
         file="mirror/sources/source.py",
-        rule="        if self._logs.is_gone(pipeline):\n",
-        instead="        if False:\n",
+        rule="        elif self._logs.is_gone(pipeline):\n",
+        instead="        elif False:\n",
         red=(
             f"{UNIT}/test_topics_without_ids.py"
             "::test_what_is_fetched_by_name_is_not_taken_for_the_topic_that_is_known_to_be_gone",

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
+from millrace.broker.client.fetch_session import Answer, LogEnds
 from millrace.broker.client.offsets import EARLIEST, EARLIEST_LOCAL, LATEST
 from millrace.broker.client.raw_fetch import FetchedPartition, FetchPosition
 from millrace.broker.errors import RequestTimedOut, UnsupportedVersion
@@ -91,6 +92,7 @@ def pipeline_at(offset: int, *, epoch: int = 0, topic_id: UUID = OLD, **more: An
     made.stands = lambda *_: False
     made.gets_on = made.may_get_on = lambda *_: True
     made.wants_fetch = lambda *_: True
+    made.wants_the_same = lambda *_: False
     for name, value in more.items():
         setattr(made, name, value)
     return made
@@ -125,6 +127,12 @@ async def look(surveyor: Surveyor, pipeline: PartitionPipeline) -> bool:
         return False
     pipeline.looked(question, await surveyor.look(pipeline.partition, OLD, question))
     return True
+
+
+def heard(answer: FetchedPartition) -> Answer:
+    """The same, as a session hears it."""
+    ends = LogEnds(answer.high_watermark, answer.last_stable_offset)
+    return Answer((answer.topic, answer.partition), ends, len(answer.records) > 0)
 
 
 def answered(code: int = 0, diverging: tuple[int, int] | None = None) -> FetchedPartition:

@@ -184,7 +184,7 @@ def test_partitions_that_stand_and_need_all_that_they_keep_leave_a_part() -> Non
     asked, room = asked_of(reader, loop)
     assert asked == set(range(4, 100))
     assert room == 2 * MEBIBYTE
-    assert loop.most_of_each >= room
+    assert loop._most_of_each >= room
     assert all(each.frame is not None for each in list(loop.partitions.values())[:4]), "nothing to be gained"
 
 
@@ -195,10 +195,10 @@ def test_partition_of_which_nothing_was_delivered_tries_a_smallest_fetch_where_o
     untried.gets_on = tried.gets_on = lambda _: False
     tried.progress.outstanding_size = SMALL
     assert asked_of(reader, loop)[0] == set(range(4, 99)), "one has tried, and waits for what comes of it"
-    assert loop.most_of_each == MIN_FETCH_SIZE
+    assert loop._most_of_each == MIN_FETCH_SIZE
     loop.partitions["t", 0].frame = None
     assert asked_of(reader, loop)[0] == set(range(4, 100)), "there is room for all"
-    assert loop.most_of_each > MIN_FETCH_SIZE
+    assert loop._most_of_each > MIN_FETCH_SIZE
 
 
 def test_partitions_that_come_to_stand_one_after_the_other_keep_no_more_than_is_allowed() -> None:

@@ -14,7 +14,7 @@ from millrace.mirror.sources.fetch_loop import FetchLoop
 from millrace.mirror.sources.fetch_memory import FetchBudget
 from millrace.mirror.sources.silence import MIN_ANSWERS, Silences
 from millrace.mirror.troubles import LASTING_AFTER_MS, Failure
-from tests.unit.mirror.source_stage import Source, pipeline_at, reader_of
+from tests.unit.mirror.source_stage import Source, heard, pipeline_at, reader_of
 
 BEGAN_MS = 1_000_000
 KEY = ("t", 0)
@@ -46,7 +46,10 @@ class Row:
         told, first_ms = None, self.now_ms
         for number in range(count):
             self.now_ms = first_ms + ms * number // max(1, count - 1)
-            told = self.silences.answered(KEY, offset, answer, had_room=had_room, now_ms=self.now_ms)
+            told = self.silences.answered(
+                KEY, offset, answer.last_stable_offset,
+                gives=len(answer.records) > 0, had_room=had_room, now_ms=self.now_ms,
+            )  # fmt: skip
         return told
 
 
@@ -130,6 +133,9 @@ class Reader:
         ]
         for step_ms in (0, 1, ms - 1):
             self.now_ms += step_ms
+            session = self.loop.session
+            session.want(asked, 1 << 20, by_id=False)
+            session.answered(0, list(map(heard, given)))
             self.reader._take_all(self.loop, self.pipelines, asked, given)
         told = self.reader.failures.get(("t", 1))
         return told.reason if told is not None else ""

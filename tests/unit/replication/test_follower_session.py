@@ -8,8 +8,8 @@ import random
 import pytest
 
 from millrace.broker.protocol.hot_fetch import FetchRequest, PartitionData, PartitionFetch
-from millrace.broker.protocol.session_epochs import FULL, LARGEST_EPOCH
-from millrace.broker.replication.follower_session import ENDED, FollowerSession
+from millrace.broker.protocol.session_epochs import ENDED, FULL, LARGEST_EPOCH
+from millrace.broker.replication.follower_session import FollowerSession
 from millrace.broker.server.fetch_sessions import FetchSessionCache
 
 TOPIC = "t"
@@ -145,7 +145,7 @@ def test_without_room_for_a_session_every_request_is_a_full_one() -> None:
 def test_epochs_go_round_on_both_sides() -> None:
     pair = Pair()
     pair.round([0])
-    pair.lane._epoch = next(iter(pair.cache._sessions.values())).epoch = LARGEST_EPOCH
+    pair.lane._epochs.epoch = next(iter(pair.cache._sessions.values())).epoch = LARGEST_EPOCH
     for _ in range(3):
         pair.round([0])
     assert pair.full_count == 1
