@@ -1,4 +1,4 @@
-"""What is mirrored: prepared batches, the same bytes for every system. Pure."""
+"""What is mirrored: prepared batches, the same bytes for every system of a run. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from millrace.broker.protocol.records import Record, build_batch
-from tests.benchmarks.peers.kafka_load import batch_of
+from tests.benchmarks.peers.kafka_load import STARTED_MS, batch_of
 
 LZ4 = 3
 MEGABYTE = 1e6
@@ -20,7 +20,7 @@ def kilobyte_batch(record_count: int, compression: int) -> bytes:
     rng = random.Random(SEED)
     text = b"flight arrives on time " * 40
     rows = [
-        Record(b"%08d" % number, rng.randbytes(500) + text[:500], timestamp_ms=1_700_000_000_000)
+        Record(b"%08d" % number, rng.randbytes(500) + text[:500], timestamp_ms=STARTED_MS)
         for number in range(record_count)
     ]
     return bytes(build_batch(rows, compression=compression))
@@ -32,8 +32,7 @@ def small_batch(record_count: int, compression: int) -> bytes:
     rng = random.Random(SEED)
     text = b"flight arrives on time " * 5
     rows = [
-        Record(None, rng.randbytes(100) + text[:100], timestamp_ms=1_700_000_000_000)
-        for _ in range(record_count)
+        Record(None, rng.randbytes(100) + text[:100], timestamp_ms=STARTED_MS) for _ in range(record_count)
     ]
     return bytes(build_batch(rows, compression=compression))
 

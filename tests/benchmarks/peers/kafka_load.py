@@ -23,6 +23,8 @@ from millrace.broker.protocol.hot_fetch import FetchRequest, PartitionFetch
 from millrace.broker.protocol.records import Record, build_batch
 
 RECORD_SIZE = 200
+STARTED_MS = time.time_ns() // 1_000_000
+"""What records bear: of today, as what is no replay. Retention and the lanes of a mirror go by it."""
 PRODUCE_VERSION = 9
 FETCH_VERSION = 12
 MIB = 1 << 20
@@ -37,7 +39,7 @@ NOT_YET = (3, 5, 6)
 def batch_of(record_count: int, codec: str = "none") -> bytes:
     """A batch of records with values of 200 bytes; the values differ, as compressors would notice."""
     rows = [
-        Record(None, number.to_bytes(8, "big") * (RECORD_SIZE // 8), timestamp_ms=1_700_000_000_000)
+        Record(None, number.to_bytes(8, "big") * (RECORD_SIZE // 8), timestamp_ms=STARTED_MS)
         for number in range(record_count)
     ]
     return bytes(build_batch(rows, compression=CODEC_IDS[codec]))
