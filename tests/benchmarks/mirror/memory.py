@@ -26,6 +26,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -274,14 +275,17 @@ def stalled(
         watcher = _Watcher(setting.pid)
         time.sleep(4 * SAMPLE_S)
         before = max(watcher.take())
-        with setting.still_target():
-            setting.feed(8 * allowed)
+        with setting.still_target(), ThreadPoolExecutor(1) as beside:
+            # Looked at meanwhile: where the source's disk is slow, all is fed only after the mirror's session
+            # with the target has ended, and with it all that it held.
+            fed = beside.submit(setting.feed, 8 * allowed)
             in_flight, begun = 0, time.monotonic()
             while (passed_s := time.monotonic() - begun) < STALL_S and (
                 passed_s < least_s or in_flight < FULL * allowed
             ):
                 in_flight = max(in_flight, setting.held())
                 time.sleep(SAMPLE_S)
+            fed.result()
             growth = max(watcher.take()) - before
         watcher.stop()
         asyncio.run(setting.mirrored_and_deleted())
